@@ -14,6 +14,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -134,7 +135,7 @@ func examineAllocations(inv *v1alpha1.GPUInventory) []finding {
 	}
 	return []finding{{
 		Level: trouble, Check: "double-allocation", What: c.Message,
-		Do: "Delete the pod of the refused claim: a new one gets another device. Upgrade the scheduler (" + documents + "allocators.md); " +
+		Do: "Delete the pod of the refused claim: a new one gets another device. Upgrade the scheduler (" + cluster.Documents + "allocators.md); " +
 			"after that, delete the GPUInventory, unless the API server was upgraded too.",
 	}}
 }
@@ -160,7 +161,7 @@ func examineGPUs(inv *v1alpha1.GPUInventory) []finding {
 			}
 			out = append(out, finding{
 				Level: level, Check: "gpu-condition", Subject: subject, What: what,
-				Do: "See what follows from the condition, and how it ends: " + documents + "health.md",
+				Do: "See what follows from the condition, and how it ends: " + cluster.Documents + "health.md",
 			})
 		}
 	}
@@ -236,7 +237,7 @@ func examinePod(p *corev1.Pod) []finding {
 		why = "it isn't scheduled"
 	}
 	return []finding{{
-		Level: trouble, Check: "pod-not-ready", Node: p.Spec.NodeName, Subject: "pod " + p.Namespace + "/" + p.Name, What: "The " + cmp.Or(p.Labels[componentLabel], "unknown") + " pod serves nobody: " + why + ".",
+		Level: trouble, Check: "pod-not-ready", Node: p.Spec.NodeName, Subject: "pod " + p.Namespace + "/" + p.Name, What: "The " + cmp.Or(p.Labels[cluster.ComponentLabel], "unknown") + " pod serves nobody: " + why + ".",
 		Do: fmt.Sprintf("kubectl describe pod %s -n %s", p.Name, p.Namespace),
 	}}
 }
@@ -249,7 +250,7 @@ func (p *patient) claims() []finding {
 		reported.Insert(p.Inventories[i].Name)
 	}
 	for i := range p.tesseraPods {
-		if p.tesseraPods[i].Labels[componentLabel] == nodeComponent {
+		if p.tesseraPods[i].Labels[cluster.ComponentLabel] == cluster.NodeComponent {
 			served.Insert(p.tesseraPods[i].Spec.NodeName)
 		}
 	}

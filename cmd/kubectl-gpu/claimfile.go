@@ -18,13 +18,14 @@ import (
 	apiv1beta2 "k8s.io/dynamic-resource-allocation/api/v1beta2"
 	sigsyaml "sigs.k8s.io/yaml"
 
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 )
 
 // readClaims reads the claims, and those that templates make, of a file. It refuses
 // unknown fields.
 func readClaims(file string, in io.Reader) ([]*resourceapi.ResourceClaim, error) {
-	content, err := readFile(file, in)
+	content, err := cluster.ReadFile(file, in)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 )
 
 // failedCreate is the reason of events about pods that can't be created.
@@ -19,10 +21,10 @@ type daemonSets struct {
 	events  []corev1.Event
 }
 
-func readDaemonSets(ctx context.Context, r *reader) (out daemonSets, err error) {
-	all, err := r.kube.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{LabelSelector: nameLabel})
+func readDaemonSets(ctx context.Context, r *cluster.Reader) (out daemonSets, err error) {
+	all, err := r.Kube.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{LabelSelector: cluster.NameLabel})
 	if err != nil {
-		return out, r.tolerateUnread(err, daemonSetsName)
+		return out, r.TolerateUnread(err, cluster.DaemonSetsName)
 	}
 	for i := range all.Items {
 		s := &all.Items[i]
@@ -30,9 +32,9 @@ func readDaemonSets(ctx context.Context, r *reader) (out daemonSets, err error) 
 			continue
 		}
 		out.lacking = append(out.lacking, *s)
-		events, err := r.kube.CoreV1().Events(s.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + failedCreate})
+		events, err := r.Kube.CoreV1().Events(s.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + failedCreate})
 		if err != nil {
-			return out, r.tolerateUnread(err, eventsName)
+			return out, r.TolerateUnread(err, cluster.EventsName)
 		}
 		out.events = append(out.events, events.Items...)
 	}

@@ -16,6 +16,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // diagnosis is the doctor's output.
@@ -28,7 +31,7 @@ type diagnosis struct {
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-func doctorCommand(o *options) *cobra.Command {
+func doctorCommand(o *cluster.Options) *cobra.Command {
 	var exec bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
@@ -56,38 +59,38 @@ be found out.`,
   kubectl gpu doctor -o json | jq -r '.findings[] | select(.level == "trouble") | .what'`,
 		Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {
 				return err
 			}
 			return diagnose(cmd.Context(), o, exec)
 		},
 	}
 	cmd.Flags().BoolVar(&exec, "exec", false, "run kubelet-plugin doctor in the plugin's pod of each node, too")
-	o.addOutput(cmd, "json or yaml")
+	o.AddOutput(cmd, "json or yaml")
 	return cmd
 }
 
-func diagnose(ctx context.Context, o *options, exec bool) error {
-	r, err := o.reader(missing{
-		slicesName:      "whether nodes publish their devices isn't known",
-		claimsName:      "whether claims are left on nodes that are gone isn't known",
-		inventoriesName: "conditions of GPUs and problems of nodes aren't known",
-		policiesName:    "whether policies are applied isn't known",
-		podsName:        "whether Tessera's own pods are ready isn't known",
-		daemonSetsName:  "whether all of Tessera's pods can be created isn't known",
-		eventsName:      "why pods of Tessera aren't created isn't known",
+func diagnose(ctx context.Context, o *cluster.Options, exec bool) error {
+	r, err := o.Reader(cluster.Missing{
+		cluster.SlicesName:      "whether nodes publish their devices isn't known",
+		cluster.ClaimsName:      "whether claims are left on nodes that are gone isn't known",
+		cluster.InventoriesName: "conditions of GPUs and problems of nodes aren't known",
+		cluster.PoliciesName:    "whether policies are applied isn't known",
+		cluster.PodsName:        "whether Tessera's own pods are ready isn't known",
+		cluster.DaemonSetsName:  "whether all of Tessera's pods can be created isn't known",
+		cluster.EventsName:      "why pods of Tessera aren't created isn't known",
 	})
 	if err != nil {
 		return err
 	}
 	p := new(patient)
-	if p.Objects, err = r.objects(ctx, o.currentNamespace()); err != nil {
+	if p.Objects, err = r.Objects(ctx, o.CurrentNamespace()); err != nil {
 		return err
 	}
-	if p.tesseraPods, err = r.tesseraPods(ctx); err != nil {
+	if p.tesseraPods, err = r.TesseraPods(ctx); err != nil {
 		return err
 	}
-	p.tesseraPodsRead = !r.anyUnread(podsName)
+	p.tesseraPodsRead = !r.AnyUnread(cluster.PodsName)
 	if p.daemonSets, err = readDaemonSets(ctx, r); err != nil {
 		return err
 	}
@@ -100,26 +103,26 @@ func diagnose(ctx context.Context, o *options, exec bool) error {
 		d.Findings, d.Examined = append(d.Findings, found...), asked
 		sortFindings(d.Findings)
 	}
-	d.Unknown = r.notes
-	if o.output == "" {
-		oneLines(&d)
+	d.Unknown = r.Notes
+	if o.Output == "" {
+		terminal.OneLines(&d)
 		writeDiagnosis(o, d)
 		return d.verdict()
 	}
-	return cmp.Or(write(o.Out, o.output, d), d.verdict())
+	return cmp.Or(terminal.Write(o.Out, o.Output, d), d.verdict())
 }
 
 // canExamine returns an error if Tessera isn't installed, or if too little could be read to
 // tell.
-func canExamine(r *reader, p *patient) error {
-	inventoriesRead := !r.anyUnread(inventoriesName)
+func canExamine(r *cluster.Reader, p *patient) error {
+	inventoriesRead := !r.AnyUnread(cluster.InventoriesName)
 	noPods := p.tesseraPodsRead && len(p.tesseraPods) == 0
-	noInventories := (inventoriesRead || r.notServed(inventoriesName)) && len(p.Inventories) == 0
+	noInventories := (inventoriesRead || r.NotServed(cluster.InventoriesName)) && len(p.Inventories) == 0
 	switch {
 	case noPods && noInventories:
 		return errors.New("the cluster has no GPUInventories and no pods of Tessera: it isn't installed there")
 	case !p.tesseraPodsRead && !inventoriesRead:
-		return r.requireRead("what is wrong", podsName, inventoriesName)
+		return r.RequireRead("what is wrong", cluster.PodsName, cluster.InventoriesName)
 	}
 	return nil
 }
@@ -131,20 +134,20 @@ func (d *diagnosis) verdict() error {
 	}
 	switch {
 	case has(trouble):
-		return errNo
+		return cluster.ErrNo
 	case has(warning) || len(d.Unknown) > 0:
-		return errWarnings
+		return cluster.ErrWarnings
 	}
 	return nil
 }
 
-func writeDiagnosis(o *options, d diagnosis) {
+func writeDiagnosis(o *cluster.Options, d diagnosis) {
 	counts := make(map[severity]int)
 	for _, f := range d.Findings {
 		counts[f.Level]++
 		head := fmt.Sprintf("%-9s", strings.ToUpper(string(f.Level)))
 		if f.Level == trouble {
-			head = o.screen.red(head)
+			head = o.Screen.Red(head)
 		}
 		var about []string
 		for _, s := range []string{f.Node, f.Subject} {
@@ -160,17 +163,17 @@ func writeDiagnosis(o *options, d diagnosis) {
 	for _, n := range d.Unknown {
 		fmt.Fprintln(o.Out, "UNKNOWN   "+n)
 	}
-	fmt.Fprintf(o.Out, "%s: ", count(d.Nodes, "node"))
+	fmt.Fprintf(o.Out, "%s: ", terminal.Count(d.Nodes, "node"))
 	switch {
 	case len(d.Findings) == 0 && len(d.Unknown) == 0:
 		fmt.Fprintln(o.Out, "nothing is wrong.")
 	case len(d.Findings) == 0:
 		fmt.Fprintln(o.Out, "nothing is wrong with what could be looked at.")
 	default:
-		fmt.Fprintf(o.Out, "%d trouble, %s, %s, %s.\n", counts[trouble], count(counts[warning], "warning"), count(counts[leftover], "leftover"), count(counts[note], "note"))
+		fmt.Fprintf(o.Out, "%d trouble, %s, %s, %s.\n", counts[trouble], terminal.Count(counts[warning], "warning"), terminal.Count(counts[leftover], "leftover"), terminal.Count(counts[note], "note"))
 	}
 	if d.Examined > 0 {
-		fmt.Fprintf(o.Out, "The plugins of %s looked at their own state.\n", count(d.Examined, "node"))
+		fmt.Fprintf(o.Out, "The plugins of %s looked at their own state.\n", terminal.Count(d.Examined, "node"))
 	}
 }
 
@@ -187,10 +190,10 @@ type pluginDoctor func(ctx context.Context, pod *corev1.Pod, stdout, stderr io.W
 
 // examineNodes runs the doctors of the plugins, and counts those that answered. Plugins
 // that don't are noted.
-func examineNodes(ctx context.Context, r *reader, pods []corev1.Pod, run pluginDoctor) (out []finding, asked int) {
-	pods = plugins(pods)
+func examineNodes(ctx context.Context, r *cluster.Reader, pods []corev1.Pod, run pluginDoctor) (out []finding, asked int) {
+	pods = cluster.Plugins(pods)
 	found := make([][]finding, len(pods))
-	errs := atATime(len(pods), func(i int) (err error) {
+	errs := cluster.AtATime(len(pods), func(i int) (err error) {
 		found[i], err = examineNode(ctx, &pods[i], run)
 		return err
 	})
@@ -200,22 +203,22 @@ func examineNodes(ctx context.Context, r *reader, pods []corev1.Pod, run pluginD
 		case err == nil:
 			asked++
 		case apierrors.IsForbidden(err):
-			r.note("You may not create pods/exec in namespace %s: the plugins weren't asked for their own findings. Ask for the verb create on it.", pods[i].Namespace)
+			r.Note("You may not create pods/exec in namespace %s: the plugins weren't asked for their own findings. Ask for the verb create on it.", pods[i].Namespace)
 		default:
-			r.note("The plugin of %s didn't answer: %v.", pods[i].Spec.NodeName, err)
+			r.Note("The plugin of %s didn't answer: %v.", pods[i].Spec.NodeName, err)
 		}
 	}
 	return out, asked
 }
 
 // execDoctor is the pluginDoctor that uses pods/exec.
-func execDoctor(o *options, r *reader) pluginDoctor {
+func execDoctor(o *cluster.Options, r *cluster.Reader) pluginDoctor {
 	return func(ctx context.Context, p *corev1.Pod, stdout, stderr io.Writer) error {
-		cfg, err := o.flags.ToRESTConfig()
+		cfg, err := o.Flags.ToRESTConfig()
 		if err != nil {
 			return err
 		}
-		request := r.kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("exec").VersionedParams(&corev1.PodExecOptions{
+		request := r.Kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("exec").VersionedParams(&corev1.PodExecOptions{
 			Container: "kubelet-plugin", Command: []string{"kubelet-plugin", "doctor", "-o", "json"}, Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec)
 		executor, err := remotecommand.NewWebSocketExecutor(cfg, "GET", request.URL().String())

@@ -14,13 +14,17 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
 )
 
 // TestExamineNodes: the findings of the plugins' own doctors have their nodes, also where
 // the doctor fails because of them; plugins that don't answer, or not in time, or not in
 // JSON, and missing rights are noted; other pods aren't asked.
 func TestExamineNodes(t *testing.T) {
-	pod := func(name, component string) corev1.Pod { return program(name, component, "node-of-"+name, true) }
+	pod := func(name, component string) corev1.Pod {
+		return kubectltest.Program(name, component, "node-of-"+name, true)
+	}
 	ended := pod("ended", "node")
 	ended.Status.Phase = corev1.PodSucceeded
 	pods := []corev1.Pod{pod("fine", "node"), pod("ill", "node"), pod("gone", "node"), pod("old", "node"), pod("long", "node"), pod("mine", "node"), pod("controller", "controller"), ended}
@@ -50,7 +54,7 @@ func TestExamineNodes(t *testing.T) {
 		_, _ = io.WriteString(stdout, text)
 		return fails
 	}
-	r := new(reader)
+	r := new(cluster.Reader)
 	found, asked := examineNodes(t.Context(), r, pods, run)
 	want := []finding{
 		{Level: trouble, Check: "journal", Node: "node-of-ill", Subject: "/var/lib/a.json", What: "The record can't be read.", Do: "Delete it."},
@@ -65,7 +69,7 @@ func TestExamineNodes(t *testing.T) {
 		"The plugin of node-of-long didn't answer: the answer is too long.",
 		"You may not create pods/exec in namespace tessera-system: the plugins weren't asked for their own findings. Ask for the verb create on it.",
 	}
-	if diff := cmp.Diff(notes, r.notes); diff != "" {
+	if diff := cmp.Diff(notes, r.Notes); diff != "" {
 		t.Errorf("notes (-want +got):\n%s", diff)
 	}
 }

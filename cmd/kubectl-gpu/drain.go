@@ -17,11 +17,12 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-func drainCommand(o *options) *cobra.Command {
+func drainCommand(o *cluster.Options) *cobra.Command {
 	var how drainFlags
 	cmd := &cobra.Command{
 		Use:   "drain NODE/GPU | NODE",
@@ -47,7 +48,7 @@ that DRADeviceTaints.`,
   kubectl gpu drain node-3/0
   kubectl gpu drain node-3 --yes
   kubectl gpu drain node-3/0 --undo`,
-		Args: exactly("NODE/GPU or NODE"),
+		Args: cluster.Exactly("NODE/GPU or NODE"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
@@ -61,32 +62,32 @@ that DRADeviceTaints.`,
 	cmd.Flags().BoolVar(&how.dryRun, "dry-run", false, "print the rules and the pods that would be evicted")
 	cmd.Flags().BoolVar(&how.undo, "undo", false, "delete the rules that drain has made")
 	cmd.Flags().BoolVarP(&how.yes, "yes", "y", false, "don't ask")
-	o.addOutput(cmd, "json or yaml, of --dry-run; default: the rules, with the pods as comments")
+	o.AddOutput(cmd, "json or yaml, of --dry-run; default: the rules, with the pods as comments")
 	return cmd
 }
 
 type drainFlags struct{ dryRun, undo, yes bool }
 
 // checkDrain returns an error for flags that don't go together.
-func checkDrain(o *options, how drainFlags) error {
+func checkDrain(o *cluster.Options, how drainFlags) error {
 	switch {
 	case how.dryRun && (how.undo || how.yes), how.undo && how.yes:
 		return errors.New("--dry-run, --undo and --yes exclude each other")
-	case o.output != "" && !how.dryRun:
+	case o.Output != "" && !how.dryRun:
 		return errors.New("-o is for --dry-run")
 	case how == (drainFlags{}) && !isTerminal(o.In):
 		return errors.New("standard input is no terminal, so nobody can be asked: --dry-run shows what would be done, --yes does it")
 	}
-	return oneOf(o.output, "", "json", "yaml")
+	return cluster.OneOf(o.Output, "", "json", "yaml")
 }
 
-func drain(ctx context.Context, o *options, target string, how drainFlags) error {
+func drain(ctx context.Context, o *cluster.Options, target string, how drainFlags) error {
 	if err := checkDrain(o, how); err != nil {
 		return err
 	}
 	d, err := newDrainer(ctx, o, target)
 	if d != nil {
-		defer d.printNotes(o.ErrOut)
+		defer d.PrintNotes(o.ErrOut)
 	}
 	switch {
 	case err != nil:
@@ -109,12 +110,12 @@ func isTerminal(in io.Reader) bool {
 }
 
 // gpuNames are the arguments for a shell to complete.
-func gpuNames(ctx context.Context, o *options) []string {
-	r, err := o.reader(nil)
+func gpuNames(ctx context.Context, o *cluster.Options) []string {
+	r, err := o.Reader(nil)
 	if err != nil {
 		return nil
 	}
-	c, err := r.model(ctx, o.currentNamespace(), false)
+	c, err := r.Model(ctx, o.CurrentNamespace(), false)
 	if err != nil {
 		return nil
 	}
@@ -137,8 +138,8 @@ func gpuNames(ctx context.Context, o *options) []string {
 
 // drainer drains a GPU, or a node.
 type drainer struct {
-	*reader
-	options *options
+	*cluster.Reader
+	options *cluster.Options
 	in      *bufio.Reader
 
 	target  string
@@ -173,29 +174,29 @@ func (e eviction) same(f eviction) bool {
 	return e.Pod == f.Pod && (e.Pod != "" || e.PodGroup == f.PodGroup)
 }
 
-func newDrainer(ctx context.Context, o *options, target string) (*drainer, error) {
-	r, err := o.reader(missing{claimsName: "which pods would be evicted isn't known", inventoriesName: noGPUs})
+func newDrainer(ctx context.Context, o *cluster.Options, target string) (*drainer, error) {
+	r, err := o.Reader(cluster.Missing{cluster.ClaimsName: "which pods would be evicted isn't known", cluster.InventoriesName: cluster.NoGPUs})
 	if err != nil {
 		return nil, err
 	}
-	d := &drainer{reader: r, options: o, target: target, in: bufio.NewReader(o.In)}
+	d := &drainer{Reader: r, options: o, target: target, in: bufio.NewReader(o.In)}
 	return d, d.read(ctx)
 }
 
 // read reads the cluster, and finds the target.
 func (d *drainer) read(ctx context.Context) (err error) {
-	d.forget()
+	d.Forget()
 	d.gpu = nil
-	if d.objects, err = d.reader.objects(ctx, d.options.currentNamespace()); err != nil {
+	if d.objects, err = d.Reader.Objects(ctx, d.options.CurrentNamespace()); err != nil {
 		return err
 	}
-	if d.objects.Pods, err = d.groupPods(ctx, d.objects.Claims); err != nil {
+	if d.objects.Pods, err = d.GroupPods(ctx, d.objects.Claims); err != nil {
 		return err
 	}
 	if err := d.checkRules(ctx); err != nil {
 		return err
 	}
-	if err := d.requireRead("which devices there are to drain", slicesName); err != nil {
+	if err := d.RequireRead("which devices there are to drain", cluster.SlicesName); err != nil {
 		return err
 	}
 	return d.find(view.Build(d.objects))

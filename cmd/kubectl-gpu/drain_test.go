@@ -14,6 +14,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // drainRule is one of drain's for a device, or for "" one of the node.
@@ -32,34 +36,34 @@ func drainRule(name, device string) resourceapi.DeviceTaintRule {
 // the effect of those that have another one and, undone, deletes them; those of other
 // GPUs, of other drivers and of admins stay. The same on a server that has v1alpha3 only.
 func TestDrain(t *testing.T) {
-	for name, path := range map[string]string{"v1": resources, "v1alpha3": "/apis/resource.k8s.io/v1alpha3/"} {
+	for name, path := range map[string]string{"v1": kubectltest.Resources, "v1alpha3": "/apis/resource.k8s.io/v1alpha3/"} {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t)
-			taint(s)
-			admins := s.items[resources+"devicetaintrules"][0]
-			delete(s.items, resources+"devicetaintrules")
-			s.items[path+"devicetaintrules"] = []any{admins}
-			run(t, s, screen{}, "", "drain", "node/0", "--yes")
-			if made := s.written; len(made) == 0 || slices.ContainsFunc(made, func(w string) bool { return w != "POST "+path+"devicetaintrules" }) {
+			s := kubectltest.New(t)
+			kubectltest.Taint(s)
+			admins := s.Items[kubectltest.Resources+"devicetaintrules"][0]
+			delete(s.Items, kubectltest.Resources+"devicetaintrules")
+			s.Items[path+"devicetaintrules"] = []any{admins}
+			run(t, s, terminal.Screen{}, "", "drain", "node/0", "--yes")
+			if made := s.Written; len(made) == 0 || slices.ContainsFunc(made, func(w string) bool { return w != "POST "+path+"devicetaintrules" }) {
 				t.Errorf("written: %v", made)
 			}
 			other := drainRule("other-driver", "gpu-00000001")
 			other.Spec.DeviceSelector.Driver = new("gpu.example.com")
 			forced := drainRule("forced", "gpu-00000001-mig-1g10gb-1")
 			forced.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
-			s.items[path+"devicetaintrules"] = []any{
+			s.Items[path+"devicetaintrules"] = []any{
 				drainRule("mine", "gpu-00000001-mig-1g10gb-0"), drainRule("whole", "gpu-00000001"), forced, drainRule("other", "gpu-00000002"), drainRule("node", ""), other, admins,
 			}
-			s.written = nil
-			run(t, s, screen{}, "", "drain", "node/0", "--yes")
-			updated := slices.DeleteFunc(s.written, func(w string) bool { return !strings.HasPrefix(w, http.MethodPut) })
-			s.written = nil
-			run(t, s, screen{}, "", "drain", "node/0", "--undo")
+			s.Written = nil
+			run(t, s, terminal.Screen{}, "", "drain", "node/0", "--yes")
+			updated := slices.DeleteFunc(s.Written, func(w string) bool { return !strings.HasPrefix(w, http.MethodPut) })
+			s.Written = nil
+			run(t, s, terminal.Screen{}, "", "drain", "node/0", "--undo")
 			rules := path + "devicetaintrules/"
 			if diff := cmp.Diff([]string{"PUT " + rules + "mine", "PUT " + rules + "whole"}, updated); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff([]string{"DELETE " + rules + "mine", "DELETE " + rules + "whole", "DELETE " + rules + "forced"}, s.written); diff != "" {
+			if diff := cmp.Diff([]string{"DELETE " + rules + "mine", "DELETE " + rules + "whole", "DELETE " + rules + "forced"}, s.Written); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -83,27 +87,27 @@ func TestDrainConflict(t *testing.T) {
 		"deleted":       {deleted: true, says: "DeviceTaintRule whole is gone: drain again"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			const path = resources + "devicetaintrules"
-			s := cluster(t)
+			const path = kubectltest.Resources + "devicetaintrules"
+			s := kubectltest.New(t)
 			rules := []any{drainRule("other", "gpu-00000002"), drainRule("whole", "gpu-00000001")}
-			s.items[path] = rules
+			s.Items[path] = rules
 			conflicts := 0
-			s.conflict = func() bool {
+			s.Conflict = func() bool {
 				conflicts++
 				// The first request is the dry run.
 				if conflicts == 2 && tc.deleted {
-					s.items[path] = rules[:1]
+					s.Items[path] = rules[:1]
 				} else if conflicts == 2 {
 					r := drainRule("whole", "gpu-00000001")
 					tc.change(&r)
-					s.items[path] = []any{rules[0], r}
+					s.Items[path] = []any{rules[0], r}
 				}
 				return conflicts == 2
 			}
-			out := run(t, s, screen{}, "", "drain", "node/0", "--yes")
-			put := slices.Contains(s.written, "PUT "+path+"/whole")
+			out := run(t, s, terminal.Screen{}, "", "drain", "node/0", "--yes")
+			put := slices.Contains(s.Written, "PUT "+path+"/whole")
 			if put != (tc.says == "") || !strings.Contains(out, tc.says) {
-				t.Errorf("written %v; it says:\n%s", s.written, out)
+				t.Errorf("written %v; it says:\n%s", s.Written, out)
 			}
 		})
 	}
@@ -124,25 +128,25 @@ func TestUndoConflict(t *testing.T) {
 		"gone":          {gone: true, says: "1 DeviceTaintRule deleted"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			const path = resources + "devicetaintrules"
-			s := cluster(t)
-			s.items[path] = []any{drainRule("whole", "gpu-00000001")}
+			const path = kubectltest.Resources + "devicetaintrules"
+			s := kubectltest.New(t)
+			s.Items[path] = []any{drainRule("whole", "gpu-00000001")}
 			conflicts := 0
-			s.conflict = func() bool {
+			s.Conflict = func() bool {
 				if conflicts++; conflicts > 1 {
 					return false
 				}
-				s.items[path] = []any{}
+				s.Items[path] = []any{}
 				if !tc.gone {
 					r := drainRule("whole", "gpu-00000001")
 					tc.change(&r)
-					s.items[path] = []any{r}
+					s.Items[path] = []any{r}
 				}
 				return true
 			}
-			out := run(t, s, screen{}, "", "drain", "node/0", "--undo")
-			if deleted := slices.Contains(s.written, "DELETE "+path+"/whole"); deleted != tc.deleted || !strings.Contains(out, tc.says) {
-				t.Errorf("written %v; it says:\n%s", s.written, out)
+			out := run(t, s, terminal.Screen{}, "", "drain", "node/0", "--undo")
+			if deleted := slices.Contains(s.Written, "DELETE "+path+"/whole"); deleted != tc.deleted || !strings.Contains(out, tc.says) {
+				t.Errorf("written %v; it says:\n%s", s.Written, out)
 			}
 		})
 	}
@@ -151,18 +155,20 @@ func TestUndoConflict(t *testing.T) {
 // TestDrainAsks: an interrupt or a no leaves everything as it is; a yes doesn't, unless
 // something else would be done by then: that is asked about again.
 func TestDrainAsks(t *testing.T) {
-	pod := func(s *server) {
-		s.items[resources+"resourceclaims"] = append(s.items[resources+"resourceclaims"], claim("team", "late-gpu", "late-0", "gpu-00000001-mig-1g10gb-1"))
+	pod := func(s *kubectltest.Server) {
+		s.Items[kubectltest.Resources+"resourceclaims"] = append(s.Items[kubectltest.Resources+"resourceclaims"], kubectltest.Claim("team", "late-gpu", "late-0", "gpu-00000001-mig-1g10gb-1"))
 	}
-	rule := func(s *server) {
-		s.items[resources+"devicetaintrules"] = append(s.items[resources+"devicetaintrules"], drainRule("drain-node-gpu-00000001", "gpu-00000001"))
+	rule := func(s *kubectltest.Server) {
+		s.Items[kubectltest.Resources+"devicetaintrules"] = append(s.Items[kubectltest.Resources+"devicetaintrules"], drainRule("drain-node-gpu-00000001", "gpu-00000001"))
 	}
-	gone := func(s *server) { s.items[resources+"resourceslices"], s.items[own+"gpuinventories"] = nil, nil }
+	gone := func(s *kubectltest.Server) {
+		s.Items[kubectltest.Resources+"resourceslices"], s.Items[kubectltest.Own+"gpuinventories"] = nil, nil
+	}
 	for name, tc := range map[string]struct {
 		// answers to the questions; without one the user interrupts.
 		answers []string
 		// meanwhile changes the server while the first question is asked.
-		meanwhile func(*server)
+		meanwhile func(*kubectltest.Server)
 		changed   bool
 		says      string
 	}{
@@ -174,11 +180,11 @@ func TestDrainAsks(t *testing.T) {
 		"GPU goes":           {answers: []string{"y"}, meanwhile: gone},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t)
-			taint(s)
+			s := kubectltest.New(t)
+			kubectltest.Taint(s)
 			api := httptest.NewServer(s)
 			defer api.Close()
-			file := kubeconfig(t)
+			file := kubectltest.Kubeconfig(t)
 			ctx, interrupt := context.WithCancel(t.Context())
 			in, typed := io.Pipe()
 			defer typed.Close()
@@ -193,14 +199,14 @@ func TestDrainAsks(t *testing.T) {
 				}
 				go func() { _, _ = io.WriteString(typed, tc.answers[asked-1]+"\n") }()
 			}}
-			o := &options{IOStreams: genericclioptions.IOStreams{In: in, Out: out, ErrOut: out}, flags: genericclioptions.NewConfigFlags(true)}
-			o.flags.APIServer, o.flags.KubeConfig = &api.URL, &file
+			o := &cluster.Options{IOStreams: genericclioptions.IOStreams{In: in, Out: out, ErrOut: out}, Flags: genericclioptions.NewConfigFlags(true)}
+			o.Flags.APIServer, o.Flags.KubeConfig = &api.URL, &file
 			d, err := newDrainer(ctx, o, "node/0")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := d.run(ctx, false); (err == nil) != tc.changed || (len(s.written) > 0) != tc.changed || asked < len(tc.answers) {
-				t.Errorf("%d questions, error %v, written %v", asked, err, s.written)
+			if err := d.run(ctx, false); (err == nil) != tc.changed || (len(s.Written) > 0) != tc.changed || asked < len(tc.answers) {
+				t.Errorf("%d questions, error %v, written %v", asked, err, s.Written)
 			}
 			if !strings.Contains(out.String(), tc.says) {
 				t.Errorf("%s", out)

@@ -15,12 +15,14 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // checkRules returns an error if there are no DeviceTaintRules, or the user may not list
 // them.
 func (d *drainer) checkRules(ctx context.Context) error {
-	_, err := d.rules.List(ctx, metav1.ListOptions{Limit: 1})
+	_, err := d.Rules.List(ctx, metav1.ListOptions{Limit: 1})
 	if apierrors.IsNotFound(err) {
 		return errors.New("the API server has no DeviceTaintRules: Kubernetes has them from 1.37 on, and before that with the feature gate DRADeviceTaintRules (1.33 and 1.34: DRADeviceTaints) and " +
 			"its version of resource.k8s.io in --runtime-config. Instead, cordon the node (kubectl cordon), so that no new pods come, and delete the pods that kubectl gpu get lists for the GPU")
@@ -41,7 +43,7 @@ func (d *drainer) failed(verb, object string, err error) error {
 
 // ruleFor is the rule for a device of the node, or for "" the one for the whole node.
 func (d *drainer) ruleFor(device string) resourceapi.DeviceTaintRule {
-	r := resourceapi.DeviceTaintRule{TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: ruleKind}}
+	r := resourceapi.DeviceTaintRule{TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: cluster.RuleKind}}
 	r.Name, r.Labels = strings.TrimSuffix("drain-"+d.node+"-"+device, "-"), map[string]string{drainKey: ""}
 	driver, pool := gpu.DriverName, d.node
 	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Driver: &driver, Pool: &pool}
@@ -157,7 +159,7 @@ func (d *drainer) show() error {
 		return err
 	}
 	p := dryRunPlan{Evicted: plan.evicted, Stay: plan.stay, Rules: []any{}, InForce: plan.inForce}
-	effect, apiVersion := d.harmless(), d.rules.APIVersion(d.kube.Discovery())
+	effect, apiVersion := d.harmless(), d.Rules.APIVersion(d.Kube.Discovery())
 	for _, r := range slices.Concat(plan.create, plan.enforce) {
 		r.Spec.Taint.Effect = effect
 		p.Rules = append(p.Rules, manifest(apiVersion, &r))
@@ -165,8 +167,8 @@ func (d *drainer) show() error {
 	if len(p.Rules) > 0 && effect != resourceapi.DeviceTaintEffectNone {
 		fmt.Fprintln(d.options.ErrOut, "Warning: this server doesn't know the effect None: if these rules are applied, they evict pods.")
 	}
-	if d.options.output != "" {
-		return write(d.options.Out, d.options.output, p)
+	if d.options.Output != "" {
+		return terminal.Write(d.options.Out, d.options.Output, p)
 	}
 	for _, r := range p.Rules {
 		raw, err := yaml.Marshal(r)
@@ -190,14 +192,14 @@ func (d *drainer) show() error {
 // isOrAre is "1 rule is" or "2 rules are".
 func isOrAre(n int, what string) string {
 	if n == 1 {
-		return count(n, what) + " is"
+		return terminal.Count(n, what) + " is"
 	}
-	return count(n, what) + " are"
+	return terminal.Count(n, what) + " are"
 }
 
 // harmless is the effect None where the server has it, from Kubernetes 1.35 on.
 func (d *drainer) harmless() resourceapi.DeviceTaintEffect {
-	v, err := d.kube.Discovery().ServerVersion()
+	v, err := d.Kube.Discovery().ServerVersion()
 	if err != nil {
 		return resourceapi.DeviceTaintEffectNone // the server answers; a newer one has it
 	}
@@ -211,7 +213,7 @@ func (d *drainer) harmless() resourceapi.DeviceTaintEffect {
 // manifest is a rule without fields that only a server sets.
 func manifest(apiVersion string, r *resourceapi.DeviceTaintRule) any {
 	return map[string]any{
-		"apiVersion": apiVersion, "kind": ruleKind, "metadata": map[string]any{"name": r.Name, "labels": r.Labels},
+		"apiVersion": apiVersion, "kind": cluster.RuleKind, "metadata": map[string]any{"name": r.Name, "labels": r.Labels},
 		"spec": map[string]any{"deviceSelector": r.Spec.DeviceSelector, "taint": map[string]any{"key": r.Spec.Taint.Key, "effect": r.Spec.Taint.Effect}},
 	}
 }
@@ -235,7 +237,7 @@ func (d *drainer) run(ctx context.Context, yes bool) error {
 		fmt.Fprintf(d.options.Out, "Keep new claims off %s, and evict %s? [y/N] ", d.target, podCount(p.evicted))
 		if said := d.answer(ctx); said != "y" && said != "yes" {
 			fmt.Fprintln(d.options.Out, "\nNothing was changed.")
-			return errNo
+			return cluster.ErrNo
 		}
 		if err := d.read(ctx); err != nil {
 			return err
@@ -266,7 +268,7 @@ func podCount(all []eviction) string {
 		pods++
 	}
 	if pods > 0 || len(out) == 0 {
-		out = append([]string{count(pods, "pod")}, out...)
+		out = append([]string{terminal.Count(pods, "pod")}, out...)
 	}
 	return strings.Join(out, " and ")
 }
@@ -308,7 +310,7 @@ func (d *drainer) answer(ctx context.Context) string {
 func (d *drainer) writeRules(ctx context.Context, p drainPlan, dryRun ...string) error {
 	for i := range p.create {
 		r := p.create[i].DeepCopy()
-		err := d.rules.Create(ctx, r, metav1.CreateOptions{DryRun: dryRun})
+		err := d.Rules.Create(ctx, r, metav1.CreateOptions{DryRun: dryRun})
 		if apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("somebody has made DeviceTaintRule %s at this moment: drain again (%w)", r.Name, err)
 		}
@@ -330,7 +332,7 @@ func (d *drainer) enforce(ctx context.Context, rule *resourceapi.DeviceTaintRule
 	object := "DeviceTaintRule " + rule.Name
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		rule.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
-		err := d.failed("update", object, d.rules.Update(ctx, rule, metav1.UpdateOptions{DryRun: dryRun}))
+		err := d.failed("update", object, d.Rules.Update(ctx, rule, metav1.UpdateOptions{DryRun: dryRun}))
 		if !apierrors.IsConflict(err) {
 			return err
 		}
@@ -350,7 +352,7 @@ func (d *drainer) enforce(ctx context.Context, rule *resourceapi.DeviceTaintRule
 
 // current returns a rule as it is now; nil: it is gone.
 func (d *drainer) current(ctx context.Context, name string) (*resourceapi.DeviceTaintRule, error) {
-	now, err := d.rules.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	now, err := d.Rules.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	if err != nil || len(now.Items) == 0 {
 		return nil, d.failed("list", "DeviceTaintRule "+name, err)
 	}
@@ -362,7 +364,7 @@ func (d *drainer) remove(ctx context.Context, rule *resourceapi.DeviceTaintRule)
 	object := "DeviceTaintRule " + rule.Name
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		seen := metav1.Preconditions{UID: &rule.UID, ResourceVersion: &rule.ResourceVersion}
-		err := d.failed("delete", object, d.rules.Delete(ctx, rule.Name, metav1.DeleteOptions{Preconditions: &seen}))
+		err := d.failed("delete", object, d.Rules.Delete(ctx, rule.Name, metav1.DeleteOptions{Preconditions: &seen}))
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -399,6 +401,6 @@ func (d *drainer) undo(ctx context.Context) error {
 	if n == 0 {
 		return fmt.Errorf("no rules of kubectl gpu drain are there for %s: kubectl get devicetaintrules -l %s lists all", d.target, drainKey)
 	}
-	fmt.Fprintf(d.options.Out, "%s deleted: new claims can get %s again, unless something else keeps them off it.\n", count(n, "DeviceTaintRule"), d.target)
+	fmt.Fprintf(d.options.Out, "%s deleted: new claims can get %s again, unless something else keeps them off it.\n", terminal.Count(n, "DeviceTaintRule"), d.target)
 	return nil
 }

@@ -15,7 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // question is a question of the command fits: whether the claims of one pod fit.
@@ -25,7 +27,7 @@ type question struct {
 	claims []*resourceapi.ResourceClaim // never printed
 }
 
-func fitsCommand(o *options) *cobra.Command {
+func fitsCommand(o *cluster.Options) *cobra.Command {
 	var amount, file string
 	var limit int
 	cmd := &cobra.Command{
@@ -49,7 +51,7 @@ The exit status is 1 if nothing fits.`,
   kubectl create -f pod.yaml --dry-run=server && kubectl gpu fits -f claim.yaml && kubectl apply -f pod.yaml`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {
 				return err
 			}
 			if limit < 1 {
@@ -65,7 +67,7 @@ The exit status is 1 if nothing fits.`,
 	cmd.Flags().StringVar(&amount, "memory", "", "device memory, such as 20Gi")
 	cmd.Flags().StringVarP(&file, "filename", "f", "", "file with ResourceClaims or ResourceClaimTemplates; - for standard input")
 	cmd.Flags().IntVar(&limit, "limit", 64, "stop counting on a node at this number")
-	o.addOutput(cmd, "json or yaml")
+	o.AddOutput(cmd, "json or yaml")
 	return cmd
 }
 
@@ -128,17 +130,17 @@ func one(class, expression string, capacity map[resourceapi.QualifiedName]resour
 }
 
 // answer answers the questions.
-func answer(ctx context.Context, o *options, asked []question, limit int) error {
-	r, err := o.reader(missing{rulesName: noRules, nodesName: noNodes})
+func answer(ctx context.Context, o *cluster.Options, asked []question, limit int) error {
+	r, err := o.Reader(cluster.Missing{cluster.RulesName: cluster.NoRules, cluster.NodesName: cluster.NoNodes})
 	if err != nil {
 		return err
 	}
-	j, _, err := r.judge(ctx, o.currentNamespace(), nil)
+	j, _, err := r.Judge(ctx, o.CurrentNamespace(), nil)
 	if err != nil {
 		return err
 	}
-	r.noteVersion()
-	defer r.printNotes(o.ErrOut)
+	r.NoteVersion()
+	defer r.PrintNotes(o.ErrOut)
 	count := 0
 	for i := range asked {
 		if asked[i].Answer, err = j.Fits(ctx, j.Nodes(), fit.PodClaims{Waiting: asked[i].claims}, limit); err != nil {
@@ -146,14 +148,14 @@ func answer(ctx context.Context, o *options, asked []question, limit int) error 
 		}
 		count += asked[i].Answer.Count
 	}
-	if o.output != "" {
-		err = write(o.Out, o.output, asked)
+	if o.Output != "" {
+		err = terminal.Write(o.Out, o.Output, asked)
 	} else {
-		oneLines(&asked)
+		terminal.OneLines(&asked)
 		err = writeAnswers(o.Out, asked)
 	}
 	if err == nil && count == 0 {
-		return errNo
+		return cluster.ErrNo
 	}
 	return err
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/decision"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
@@ -197,7 +198,7 @@ func kindOf(d *resourceapi.Device) string {
 	}
 	several := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
 	if c, ok := d.Capacity[gpu.MemoryCapacity]; ok && strings.HasPrefix(out, gpu.TypeMPS) && !several {
-		out += " " + gibibytes(c.Value.Value())
+		out += " " + terminal.Gibibytes(c.Value.Value())
 	}
 	if several {
 		out += " (for several claims)"
@@ -231,9 +232,9 @@ func (f forecast) print(out io.Writer) {
 			nodes++
 		}
 	}
-	fmt.Fprintf(out, "SharingPolicy %s (%s) would have %s on %s.\n", f.Policy, f.Plan, count(f.GPUs, "GPU"), count(nodes, "node"))
+	fmt.Fprintf(out, "SharingPolicy %s (%s) would have %s on %s.\n", f.Policy, f.Plan, terminal.Count(f.GPUs, "GPU"), terminal.Count(nodes, "node"))
 	for _, p := range slices.Sorted(maps.Keys(f.Lost)) {
-		fmt.Fprintf(out, "%s that it selects would be under %s, which takes precedence.\n", count(f.Lost[p], "GPU"), p)
+		fmt.Fprintf(out, "%s that it selects would be under %s, which takes precedence.\n", terminal.Count(f.Lost[p], "GPU"), p)
 	}
 	var texts []string
 	names := make(map[string][]string)

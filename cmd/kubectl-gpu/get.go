@@ -10,10 +10,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-func getCommand(o *options) *cobra.Command {
+func getCommand(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get [NODE...]",
 		Short: "List each device that a claim has, with its pods",
@@ -23,36 +25,36 @@ func getCommand(o *options) *cobra.Command {
   kubectl gpu get -n team -o wide
   kubectl gpu get -o json | jq '.nodes[].gpus[] | select(.uses == []) | .uuid'`,
 		RunE: func(cmd *cobra.Command, nodes []string) error {
-			if err := oneOf(o.output, "", "wide", "json", "yaml"); err != nil {
+			if err := cluster.OneOf(o.Output, "", "wide", "json", "yaml"); err != nil {
 				return err
 			}
 			return get(cmd.Context(), o, nodes)
 		},
 	}
-	o.addNamespaces(cmd)
-	o.addOutput(cmd, "wide, json or yaml")
+	o.AddNamespaces(cmd)
+	o.AddOutput(cmd, "wide, json or yaml")
 	return cmd
 }
 
-func get(ctx context.Context, o *options, nodes []string) error {
-	lacks := missing{slicesName: noOffers, claimsName: noHolders, inventoriesName: noConditions, policiesName: noPolicies}
-	if o.isDocument() {
-		lacks = wholeModel()
+func get(ctx context.Context, o *cluster.Options, nodes []string) error {
+	lacks := cluster.Missing{cluster.SlicesName: cluster.NoOffers, cluster.ClaimsName: cluster.NoHolders, cluster.InventoriesName: cluster.NoConditions, cluster.PoliciesName: cluster.NoPolicies}
+	if o.IsDocument() {
+		lacks = cluster.WholeModel()
 	}
-	r, c, err := o.state(ctx, lacks, nodes, o.namespace())
+	r, c, err := o.State(ctx, lacks, nodes, o.Namespace())
 	if err != nil {
 		return err
 	}
-	defer r.printNotes(o.ErrOut)
-	if o.isDocument() {
-		return write(o.Out, o.output, c)
+	defer r.PrintNotes(o.ErrOut)
+	if o.IsDocument() {
+		return terminal.Write(o.Out, o.Output, c)
 	}
 	if len(c.Nodes) == 0 {
-		fmt.Fprintln(o.Out, nothingSeen)
+		fmt.Fprintln(o.Out, terminal.NothingSeen)
 		return nil
 	}
-	oneLines(&c)
-	return table(o.Out, c, o.output == "wide")
+	terminal.OneLines(&c)
+	return table(o.Out, c, o.Output == "wide")
 }
 
 // table prints a row for each use, and for each GPU without any.
@@ -76,10 +78,10 @@ func table(out io.Writer, c view.Cluster, wide bool) error {
 				more = []string{g.Model, g.UUID, g.Policy, strings.Join(conditions(g), ",")}
 			}
 			for _, u := range g.Uses {
-				row(append([]string{n.Name, fmt.Sprint(g.Index), u.Device, kind(u), memory(u.MemoryBytes), u.Claim.Namespace, u.Claim.Name, pods(u, wide)}, more...))
+				row(append([]string{n.Name, fmt.Sprint(g.Index), u.Device, terminal.Kind(u), terminal.Memory(u.MemoryBytes), u.Claim.Namespace, u.Claim.Name, terminal.Pods(u, wide)}, more...))
 			}
 			if len(g.Uses) == 0 {
-				row(append([]string{n.Name, fmt.Sprint(g.Index), g.Device, "", memory(g.MemoryBytes), "", "", ""}, more...))
+				row(append([]string{n.Name, fmt.Sprint(g.Index), g.Device, "", terminal.Memory(g.MemoryBytes), "", "", ""}, more...))
 			}
 		}
 	}

@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -25,7 +28,7 @@ func TestAmbiguousGPU(t *testing.T) {
 		"node/3": which, "node/4": "gpu-cccccccc", "node/-1": none("-1"), "node/": none(""),
 		"node/gpu-bbbbbbbb": "gpu-bbbbbbbb", "node/GPU-aaaaaaaa": "gpu-aaaaaaaa", "node/gpu-dddddddd": "gpu-dddddddd",
 	} {
-		d := &drainer{target: target, reader: &reader{}}
+		d := &drainer{target: target, Reader: &cluster.Reader{}}
 		err := d.find(c)
 		got := ""
 		if err != nil {
@@ -42,18 +45,18 @@ func TestAmbiguousGPU(t *testing.T) {
 // TestDrainOfAGPUWithoutDevice: the GPU's UUID gives no name, and a rule without the name of a
 // device would be for the whole node.
 func TestDrainOfAGPUWithoutDevice(t *testing.T) {
-	s := cluster(t)
-	healthy(s)
-	taint(s)
-	inv := s.items[own+"gpuinventories"][0].(v1alpha1.GPUInventory)
+	s := kubectltest.New(t)
+	kubectltest.Healthy(s)
+	kubectltest.Taint(s)
+	inv := s.Items[kubectltest.Own+"gpuinventories"][0].(v1alpha1.GPUInventory)
 	inv.Status.GPUs = slices.Clone(inv.Status.GPUs)
 	inv.Status.GPUs = append(inv.Status.GPUs, v1alpha1.GPU{Index: 77, UUID: "GPU-odd", ProductName: "odd"})
-	s.items[own+"gpuinventories"] = []any{inv}
+	s.Items[kubectltest.Own+"gpuinventories"] = []any{inv}
 	for target, want := range map[string]string{
 		"0": "device: gpu-00000001\n", "77": "no device can be named after its UUID, GPU-odd",
 		"GPU-odd": "GPU GPU-odd of node node can't be drained", "": "node node has no GPU ;",
 	} {
-		out := run(t, s, screen{}, "", "drain", "node/"+target, "--dry-run")
+		out := run(t, s, terminal.Screen{}, "", "drain", "node/"+target, "--dry-run")
 		if !strings.Contains(out, want) || strings.Contains(out, "error: ") != (target != "0") {
 			t.Errorf("%s: no %q in\n%s", target, want, out)
 		}

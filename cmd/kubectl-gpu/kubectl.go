@@ -3,10 +3,13 @@ package main
 import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
-func command(streams genericclioptions.IOStreams, s screen) *cobra.Command {
-	o := newOptions(streams, s)
+func command(streams genericclioptions.IOStreams, s terminal.Screen) *cobra.Command {
+	o := cluster.NewOptions(streams, s)
 	cmd := &cobra.Command{
 		Use:   "kubectl-gpu",
 		Short: "Show who has which part of which GPU, what else fits, and why a pod waits",
@@ -29,7 +32,7 @@ only drain changes something. What you may not read is named, and the rest is sh
 	}
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
-	o.flags.AddFlags(cmd.PersistentFlags())
+	o.Flags.AddFlags(cmd.PersistentFlags())
 	cmd.AddCommand(mapCommand(o), slotsCommand(o), fitsCommand(o), whyCommand(o), getCommand(o), doctorCommand(o), policyCommand(o), drainCommand(o), topCommand(o), templateCommand(o), webCommand(o))
 	return cmd
 }

@@ -18,6 +18,9 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // version is set by the linker.
@@ -27,15 +30,15 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	as := calledAs(os.Args[0])
 	streams := genericclioptions.IOStreams{
-		In: os.Stdin, Out: naming{os.Stdout, as}, ErrOut: terminal{Writer: naming{os.Stderr, as}},
+		In: os.Stdin, Out: naming{os.Stdout, as}, ErrOut: terminal.Writer{Writer: naming{os.Stderr, as}},
 	}
 	klog.SetLogger(onlyErrors(streams.ErrOut))
-	err := command(streams, screenOf(os.Stdout)).ExecuteContext(ctx)
+	err := command(streams, terminal.ScreenOf(os.Stdout)).ExecuteContext(ctx)
 	stop()
 	switch {
-	case errors.Is(err, errNo):
+	case errors.Is(err, cluster.ErrNo):
 		os.Exit(1)
-	case errors.Is(err, errWarnings):
+	case errors.Is(err, cluster.ErrWarnings):
 		os.Exit(3)
 	case err != nil:
 		fmt.Fprintln(streams.ErrOut, defaultName+":", err)

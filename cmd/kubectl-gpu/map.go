@@ -12,10 +12,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-func mapCommand(o *options) *cobra.Command {
+func mapCommand(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map [NODE...]",
 		Short: "Draw each GPU with its memory slots, the pods in them, and what else fits",
@@ -34,44 +36,44 @@ Conditions and taints of a GPU are below its row.`,
   kubectl gpu map -n team          # only GPUs that the namespace's pods use
   kubectl gpu map -o json          # the model that the map is drawn from`,
 		RunE: func(cmd *cobra.Command, nodes []string) error {
-			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {
 				return err
 			}
 			return drawMap(cmd.Context(), o, nodes)
 		},
 	}
-	o.addNamespaces(cmd)
-	o.addOutput(cmd, "json or yaml; default: a drawing")
+	o.AddNamespaces(cmd)
+	o.AddOutput(cmd, "json or yaml; default: a drawing")
 	return cmd
 }
 
-func drawMap(ctx context.Context, o *options, nodes []string) error {
-	lacks := missing{slicesName: noOffers, claimsName: noHolders, rulesName: noRules, inventoriesName: noConditions}
-	if o.isDocument() {
-		lacks = wholeModel()
+func drawMap(ctx context.Context, o *cluster.Options, nodes []string) error {
+	lacks := cluster.Missing{cluster.SlicesName: cluster.NoOffers, cluster.ClaimsName: cluster.NoHolders, cluster.RulesName: cluster.NoRules, cluster.InventoriesName: cluster.NoConditions}
+	if o.IsDocument() {
+		lacks = cluster.WholeModel()
 	}
-	r, c, err := o.state(ctx, lacks, nodes, o.namespace())
+	r, c, err := o.State(ctx, lacks, nodes, o.Namespace())
 	if err != nil {
 		return err
 	}
-	defer r.printNotes(o.ErrOut)
-	if o.isDocument() {
-		return write(o.Out, o.output, c)
+	defer r.PrintNotes(o.ErrOut)
+	if o.IsDocument() {
+		return terminal.Write(o.Out, o.Output, c)
 	}
-	oneLines(&c)
-	drawing{w: o.Out, screen: o.screen}.cluster(c)
+	terminal.OneLines(&c)
+	drawing{w: o.Out, Screen: o.Screen}.cluster(c)
 	return nil
 }
 
 // drawing draws a map.
 type drawing struct {
 	w io.Writer
-	screen
+	terminal.Screen
 }
 
 func (d drawing) cluster(c view.Cluster) {
 	if len(c.Nodes) == 0 {
-		fmt.Fprintln(d.w, nothingSeen)
+		fmt.Fprintln(d.w, terminal.NothingSeen)
 	}
 	for i, n := range c.Nodes {
 		if i > 0 {
@@ -86,9 +88,9 @@ func (d drawing) node(n view.Node) {
 	if n.DriverVersion != "" {
 		title += ", driver " + n.DriverVersion
 	}
-	fmt.Fprintln(d.w, d.bold(title))
+	fmt.Fprintln(d.w, d.Bold(title))
 	for _, p := range n.Problems {
-		fmt.Fprintln(d.w, "  "+d.red("! "+p))
+		fmt.Fprintln(d.w, "  "+d.Red("! "+p))
 	}
 	for rest := n.GPUs; len(rest) > 0; {
 		same := slices.IndexFunc(rest, func(g view.GPU) bool { return g.Model != rest[0].Model })
@@ -109,11 +111,11 @@ func (d drawing) gpu(g view.GPU) {
 	if g.Index >= 0 {
 		index = fmt.Sprint(g.Index)
 	}
-	width := max(24, min(96, d.width*2/5)/8*8)
+	width := max(24, min(96, d.Width*2/5)/8*8)
 	line := fmt.Sprintf("%4s %s  ", index, bar(g, width))
-	room := max(20, d.width-utf8.RuneCountInString(line))
+	room := max(20, d.Width-utf8.RuneCountInString(line))
 	if len(g.Uses) > 0 {
-		line = d.green(line)
+		line = d.Green(line)
 	}
 	fmt.Fprintln(d.w, line+fits(g, room))
 	told := make(map[string]bool)
@@ -123,11 +125,11 @@ func (d drawing) gpu(g view.GPU) {
 			text += ": " + c.Message
 		}
 		told[c.Type] = true
-		fmt.Fprintln(d.w, "     "+d.red(text))
+		fmt.Fprintln(d.w, "     "+d.Red(text))
 	}
 	for _, t := range g.Taints {
 		if !told[t.Value] {
-			fmt.Fprintln(d.w, "     "+d.red(fmt.Sprintf("! taint %s:%s", strings.TrimSuffix(t.Key+"="+t.Value, "="), t.Effect)))
+			fmt.Fprintln(d.w, "     "+d.Red(fmt.Sprintf("! taint %s:%s", strings.TrimSuffix(t.Key+"="+t.Value, "="), t.Effect)))
 		}
 	}
 }
@@ -257,13 +259,13 @@ func more(f view.Fit) string {
 	name := f.Profile
 	switch {
 	case f.MaxMemoryBytes > 0:
-		return fmt.Sprintf("%d×mps ≤%s", f.Count, gibibytes(f.MaxMemoryBytes))
+		return fmt.Sprintf("%d×mps ≤%s", f.Count, terminal.Gibibytes(f.MaxMemoryBytes))
 	case f.Type == gpu.TypeGPU:
 		return "whole"
 	case f.Type == gpu.TypeMPS && name != "":
 		name = "mps/" + name
 	case f.Type == gpu.TypeMPS:
-		name = "mps " + gibibytes(f.MemoryBytes)
+		name = "mps " + terminal.Gibibytes(f.MemoryBytes)
 	case name == "":
 		name = f.Type
 	}

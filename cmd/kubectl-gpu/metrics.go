@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -99,17 +100,17 @@ var errAuthenticated = errors.New("metrics take a token")
 
 // measure reads the metrics of the plugins of the nodes. Those that can't be read are
 // noted.
-func measure(ctx context.Context, r *reader, c view.Cluster) (map[string]metrics, error) {
-	pods, err := r.tesseraPods(ctx)
-	if err != nil || r.anyUnread(podsName) {
+func measure(ctx context.Context, r *cluster.Reader, c view.Cluster) (map[string]metrics, error) {
+	pods, err := r.TesseraPods(ctx)
+	if err != nil || r.AnyUnread(cluster.PodsName) {
 		return nil, err
 	}
 	byNode := make(map[string]*corev1.Pod)
-	for _, p := range plugins(pods) {
+	for _, p := range cluster.Plugins(pods) {
 		byNode[p.Spec.NodeName] = &p
 	}
 	found := make([]metrics, len(c.Nodes))
-	errs := atATime(len(c.Nodes), func(i int) (err error) {
+	errs := cluster.AtATime(len(c.Nodes), func(i int) (err error) {
 		found[i], err = metricsOf(ctx, r, byNode[c.Nodes[i].Name])
 		return err
 	})
@@ -118,19 +119,19 @@ func measure(ctx context.Context, r *reader, c view.Cluster) (map[string]metrics
 		out[n.Name] = found[i]
 		switch err := errs[i]; {
 		case errors.Is(err, errAuthenticated):
-			r.note("%s", "The plugins give metrics only to bearers of a token (metrics.authentication of the chart). The API server's proxy doesn't pass on yours, and it isn't sent to pods in another way, "+
-				"because a pod could misuse it. Ask the Prometheus that collects them ("+documents+"metrics.md), or turn metrics.authentication off and restrict who can reach the pods.")
+			r.Note("%s", "The plugins give metrics only to bearers of a token (metrics.authentication of the chart). The API server's proxy doesn't pass on yours, and it isn't sent to pods in another way, "+
+				"because a pod could misuse it. Ask the Prometheus that collects them ("+cluster.Documents+"metrics.md), or turn metrics.authentication off and restrict who can reach the pods.")
 		case apierrors.IsForbidden(err):
-			r.note("You may not get pods/proxy in namespace %s: nothing can be measured. Ask for the verb get on it.", byNode[n.Name].Namespace)
+			r.Note("You may not get pods/proxy in namespace %s: nothing can be measured. Ask for the verb get on it.", byNode[n.Name].Namespace)
 		case err != nil:
-			r.note("Nothing is known of the load of %s: %v.", n.Name, err)
+			r.Note("Nothing is known of the load of %s: %v.", n.Name, err)
 		}
 	}
 	return out, nil
 }
 
 // metricsOf reads the metrics of a plugin.
-func metricsOf(ctx context.Context, r *reader, p *corev1.Pod) (metrics, error) {
+func metricsOf(ctx context.Context, r *cluster.Reader, p *corev1.Pod) (metrics, error) {
 	if p == nil {
 		return nil, fmt.Errorf("no plugin runs there")
 	}
@@ -144,7 +145,7 @@ func metricsOf(ctx context.Context, r *reader, p *corev1.Pod) (metrics, error) {
 		if slices.ContainsFunc(c.Args, func(a string) bool { return a == authenticated || a == authenticated+"=true" }) {
 			return nil, errAuthenticated
 		}
-		raw, err := r.kube.CoreV1().Pods(p.Namespace).ProxyGet("http", p.Name, strconv.Itoa(int(c.Ports[i].ContainerPort)), "metrics", nil).DoRaw(ctx)
+		raw, err := r.Kube.CoreV1().Pods(p.Namespace).ProxyGet("http", p.Name, strconv.Itoa(int(c.Ports[i].ContainerPort)), "metrics", nil).DoRaw(ctx)
 		if apierrors.IsForbidden(err) {
 			return nil, err
 		}

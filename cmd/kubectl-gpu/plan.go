@@ -19,12 +19,13 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/rule"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
 // readPolicy reads the SharingPolicy of a file. It refuses unknown fields.
 func readPolicy(file string, in io.Reader) (*v1alpha1.SharingPolicy, error) {
-	raw, err := readFile(file, in)
+	raw, err := cluster.ReadFile(file, in)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +53,7 @@ func readPolicy(file string, in io.Reader) (*v1alpha1.SharingPolicy, error) {
 
 // withPolicy returns the policies with that of a file, which replaces the one of its name.
 // The API server checks it.
-func withPolicy(ctx context.Context, r *reader, file string, p *v1alpha1.SharingPolicy, all []v1alpha1.SharingPolicy) ([]v1alpha1.SharingPolicy, error) {
+func withPolicy(ctx context.Context, r *cluster.Reader, file string, p *v1alpha1.SharingPolicy, all []v1alpha1.SharingPolicy) ([]v1alpha1.SharingPolicy, error) {
 	if err := checkPolicy(ctx, r, p, all); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
@@ -61,13 +62,13 @@ func withPolicy(ctx context.Context, r *reader, file string, p *v1alpha1.Sharing
 
 // checkPolicy has the API server check the policy, which isn't stored, and sets the
 // defaults. If the policy is there already, its age stays.
-func checkPolicy(ctx context.Context, r *reader, p *v1alpha1.SharingPolicy, before []v1alpha1.SharingPolicy) error {
+func checkPolicy(ctx context.Context, r *cluster.Reader, p *v1alpha1.SharingPolicy, before []v1alpha1.SharingPolicy) error {
 	p.Spec.SetDefaults()
 	p.CreationTimestamp, p.Status = metav1.Now(), v1alpha1.SharingPolicyStatus{}
-	verb, request := "create", r.own.Post()
+	verb, request := "create", r.Own.Post()
 	if i := slices.IndexFunc(before, func(b v1alpha1.SharingPolicy) bool { return b.Name == p.Name }); i >= 0 {
 		p.UID, p.ResourceVersion, p.CreationTimestamp = before[i].UID, before[i].ResourceVersion, before[i].CreationTimestamp
-		verb, request = "update", r.own.Put().Name(p.Name)
+		verb, request = "update", r.Own.Put().Name(p.Name)
 	}
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(p)
 	if err != nil {
@@ -81,7 +82,7 @@ func checkPolicy(ctx context.Context, r *reader, p *v1alpha1.SharingPolicy, befo
 	err = request.Resource("sharingpolicies").Param("dryRun", metav1.DryRunAll).Param("fieldValidation", metav1.FieldValidationStrict).
 		SetHeader("Content-Type", runtime.ContentTypeJSON).Body(body).Do(ctx).Error()
 	if apierrors.IsForbidden(err) {
-		r.note("You may not %s %s: the API server's own checks of the file are missing. Ask for the verb %s on them.", verb, policiesName, verb)
+		r.Note("You may not %s %s: the API server's own checks of the file are missing. Ask for the verb %s on them.", verb, cluster.PoliciesName, verb)
 		return nil
 	}
 	return err
@@ -109,8 +110,8 @@ func rules(ctx context.Context, all []v1alpha1.SharingPolicy, name string) ([]po
 
 // readAbilities returns those of the API server and its scheduler, found out as the controller
 // does, by dry runs. A user who may not ask sees what the slices show.
-func readAbilities(ctx context.Context, r *reader) (publish.Abilities, error) {
-	asker, err := publish.New(r.resources, r.kube.Discovery())
+func readAbilities(ctx context.Context, r *cluster.Reader) (publish.Abilities, error) {
+	asker, err := publish.New(r.DRA, r.Kube.Discovery())
 	if err != nil {
 		return publish.Abilities{}, err
 	}
@@ -118,7 +119,7 @@ func readAbilities(ctx context.Context, r *reader) (publish.Abilities, error) {
 	if err != nil || able.Doubt == "" {
 		return able, err
 	}
-	all, err := r.slices(ctx, "")
+	all, err := r.Slices(ctx, "")
 	able = able.OrShown(func(yield func(*resourceapi.ResourceSlice) bool) {
 		for i := range all {
 			if !yield(&all[i]) {
@@ -126,7 +127,7 @@ func readAbilities(ctx context.Context, r *reader) (publish.Abilities, error) {
 			}
 		}
 	})
-	r.note("You may not create resourceslices.resource.k8s.io, by whose dry runs the API server's abilities are found out: only those that published slices show are counted on. " +
+	r.Note("You may not create resourceslices.resource.k8s.io, by whose dry runs the API server's abilities are found out: only those that published slices show are counted on. " +
 		"Ask for the verb create on them.")
 	return able, err
 }

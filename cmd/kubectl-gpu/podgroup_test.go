@@ -7,13 +7,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // gang reserves the claim of pod train-0 for a PodGroup instead, which has the pods.
-func gang(s *server, pods ...string) {
-	c := s.items[resources+"resourceclaims"][0].(resourceapi.ResourceClaim)
+func gang(s *kubectltest.Server, pods ...string) {
+	c := s.Items[kubectltest.Resources+"resourceclaims"][0].(resourceapi.ResourceClaim)
 	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "gang", UID: "g"}}
-	s.items[resources+"resourceclaims"][0] = c
+	s.Items[kubectltest.Resources+"resourceclaims"][0] = c
 	all := []any{}
 	for _, name := range pods {
 		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}}
@@ -21,7 +24,7 @@ func gang(s *server, pods ...string) {
 		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("train-gpu")}}
 		all = append(all, p)
 	}
-	s.items["/api/v1/namespaces/team/pods"] = all
+	s.Items["/api/v1/namespaces/team/pods"] = all
 }
 
 // TestPodGroups: the pods of the PodGroup for which a claim is reserved are shown, and
@@ -43,22 +46,22 @@ func TestPodGroups(t *testing.T) {
 		}, " podgroup/gang\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t)
-			taint(s)
+			s := kubectltest.New(t)
+			kubectltest.Taint(s)
 			gang(s, tc.pods...)
 			if tc.forbidden {
-				s.forbidden = []string{"/api/v1/namespaces/team/pods"}
+				s.Forbidden = []string{"/api/v1/namespaces/team/pods"}
 			}
-			out := run(t, s, screen{}, "", "drain", "node/1", "--dry-run")
+			out := run(t, s, terminal.Screen{}, "", "drain", "node/1", "--dry-run")
 			for _, want := range tc.drain {
 				if !strings.Contains(out, want) {
 					t.Errorf("drain says nothing of %q:\n%s", want, out)
 				}
 			}
-			if out := run(t, s, screen{}, "", "get"); !strings.Contains(out, tc.get) {
+			if out := run(t, s, terminal.Screen{}, "", "get"); !strings.Contains(out, tc.get) {
 				t.Errorf("get doesn't show %q:\n%s", tc.get, out)
 			}
-			if out := run(t, s, screen{width: 80}, "", "map"); strings.Contains(out, "(train-gpu)") {
+			if out := run(t, s, terminal.Screen{Width: 80}, "", "map"); strings.Contains(out, "(train-gpu)") {
 				t.Errorf("the map shows the claim as if no pod used it:\n%s", out)
 			}
 		})

@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -37,7 +39,7 @@ type deviceUse struct {
 	Free *int `json:"free,omitempty"`
 }
 
-func policyCommand(o *options) *cobra.Command {
+func policyCommand(o *cluster.Options) *cobra.Command {
 	var dryRun bool
 	var file string
 	cmd := &cobra.Command{
@@ -64,7 +66,7 @@ errors.`,
 			return policyNames(cmd.Context(), o), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {
 				return err
 			}
 			switch {
@@ -80,17 +82,17 @@ errors.`,
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what the policy of -f would do")
 	cmd.Flags().StringVarP(&file, "filename", "f", "", "file with one SharingPolicy; - for standard input")
-	o.addOutput(cmd, "json or yaml")
+	o.AddOutput(cmd, "json or yaml")
 	return cmd
 }
 
 // policyNames are the names for a shell to complete; none if they can't be read.
-func policyNames(ctx context.Context, o *options) []string {
-	r, err := o.reader(nil)
+func policyNames(ctx context.Context, o *cluster.Options) []string {
+	r, err := o.Reader(nil)
 	if err != nil {
 		return nil
 	}
-	all, err := r.policies(ctx)
+	all, err := r.Policies(ctx)
 	if err != nil {
 		return nil
 	}
@@ -102,23 +104,23 @@ func policyNames(ctx context.Context, o *options) []string {
 }
 
 // policyParts are the parts of the output that are missing without a resource.
-func policyParts() missing {
-	return missing{slicesName: noOffers, claimsName: noHolders, rulesName: noRules}
+func policyParts() cluster.Missing {
+	return cluster.Missing{cluster.SlicesName: cluster.NoOffers, cluster.ClaimsName: cluster.NoHolders, cluster.RulesName: cluster.NoRules}
 }
 
-func showPolicies(ctx context.Context, o *options, names []string) error {
-	r, err := o.reader(policyParts())
+func showPolicies(ctx context.Context, o *cluster.Options, names []string) error {
+	r, err := o.Reader(policyParts())
 	if err != nil {
 		return err
 	}
-	objects, err := r.objects(ctx, o.currentNamespace())
+	objects, err := r.Objects(ctx, o.CurrentNamespace())
 	if err != nil {
 		return err
 	}
-	if err := r.requireRead("what a SharingPolicy does", policiesName); err != nil {
+	if err := r.RequireRead("what a SharingPolicy does", cluster.PoliciesName); err != nil {
 		return err
 	}
-	defer r.printNotes(o.ErrOut)
+	defer r.PrintNotes(o.ErrOut)
 	c := view.Build(objects)
 	out := []policyView{}
 	for i := range objects.Policies {
@@ -129,10 +131,10 @@ func showPolicies(ctx context.Context, o *options, names []string) error {
 		return onePolicy(o, out, names[0])
 	}
 	switch {
-	case o.output != "":
-		return write(o.Out, o.output, out)
+	case o.Output != "":
+		return terminal.Write(o.Out, o.Output, out)
 	case len(out) > 0:
-		oneLines(&out)
+		terminal.OneLines(&out)
 		return policyTable(o.Out, out)
 	default:
 		fmt.Fprintln(o.Out, "There are no SharingPolicies: GPUs are offered whole, and in MIG partitions where they can be divided.")
@@ -140,15 +142,15 @@ func showPolicies(ctx context.Context, o *options, names []string) error {
 	return nil
 }
 
-func onePolicy(o *options, all []policyView, name string) error {
+func onePolicy(o *cluster.Options, all []policyView, name string) error {
 	i := slices.IndexFunc(all, func(p policyView) bool { return p.Name == name })
 	switch {
 	case i < 0:
 		return fmt.Errorf("there is no SharingPolicy %s; kubectl gpu policy lists all", name)
-	case o.output != "":
-		return write(o.Out, o.output, all[i])
+	case o.Output != "":
+		return terminal.Write(o.Out, o.Output, all[i])
 	}
-	oneLines(&all[i])
+	terminal.OneLines(&all[i])
 	return all[i].describe(o.Out)
 }
 
@@ -222,7 +224,7 @@ func (p policyView) describe(out io.Writer) error {
 	for _, c := range p.Status.Conditions {
 		row(c.Type, "%s", strings.TrimSuffix(fmt.Sprintf("%s, %s: %s", c.Status, c.Reason, c.Message), ": "))
 	}
-	row("Has", "%s on %s", count(int(p.Status.GPUs), "GPU"), count(int(p.Status.Nodes), "node"))
+	row("Has", "%s on %s", terminal.Count(int(p.Status.GPUs), "GPU"), terminal.Count(int(p.Status.Nodes), "node"))
 	for _, n := range p.Status.Served {
 		row("  "+n.Node, "%s", strings.Join(n.GPUs, ", "))
 	}
@@ -234,7 +236,7 @@ func (p policyView) describe(out io.Writer) error {
 		row("  "+d.Kind, "%d in use, %s", d.InUse, free)
 	}
 	for _, c := range p.Status.Conflicts {
-		row("Lost", "%s to policy %s", count(int(c.GPUs), "GPU"), c.Policy)
+		row("Lost", "%s to policy %s", terminal.Count(int(c.GPUs), "GPU"), c.Policy)
 	}
 	for _, d := range p.Status.Waiting {
 		row("Waiting", "%s on %s, until claim %s ends", d.Device, d.Node, d.Claim)
@@ -243,7 +245,7 @@ func (p policyView) describe(out io.Writer) error {
 		row("Withheld", "%s on %s: %s", g.GPU, g.Node, g.Message)
 	}
 	for _, x := range p.Status.Problems {
-		row("Problem", "%s (%s, such as %s)", x.Message, count(int(x.GPUs), "GPU"), x.Example)
+		row("Problem", "%s (%s, such as %s)", x.Message, terminal.Count(int(x.GPUs), "GPU"), x.Example)
 	}
 	return w.Flush()
 }

@@ -5,19 +5,21 @@ import (
 	"fmt"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // showForecast prints a forecast.
-func showForecast(ctx context.Context, o *options, file string) error {
+func showForecast(ctx context.Context, o *cluster.Options, file string) error {
 	p, err := readPolicy(file, o.In)
 	if err != nil {
 		return err
 	}
-	r, err := o.reader(policyParts())
+	r, err := o.Reader(policyParts())
 	if err != nil {
 		return err
 	}
-	in, before, err := readFacts(ctx, r, o.currentNamespace())
+	in, before, err := readFacts(ctx, r, o.CurrentNamespace())
 	if err != nil {
 		return err
 	}
@@ -28,7 +30,7 @@ func showForecast(ctx context.Context, o *options, file string) error {
 	if in.server, err = readAbilities(ctx, r); err != nil {
 		return err
 	}
-	defer r.printNotes(o.ErrOut)
+	defer r.PrintNotes(o.ErrOut)
 	if in.before, err = rules(ctx, before, ""); err != nil {
 		return err
 	}
@@ -37,28 +39,28 @@ func showForecast(ctx context.Context, o *options, file string) error {
 	}
 	f := in.predict(p.Name)
 	f.Plan = planText(p.Spec.Plan)
-	if o.output != "" {
-		return write(o.Out, o.output, f)
+	if o.Output != "" {
+		return terminal.Write(o.Out, o.Output, f)
 	}
-	oneLines(&f)
+	terminal.OneLines(&f)
 	f.print(o.Out)
 	return nil
 }
 
 // readFacts reads the facts that a forecast follows from, and the policies. It fails if the user may
 // not read it all: an answer without would be wrong.
-func readFacts(ctx context.Context, r *reader, namespace string) (in planFacts, policies []v1alpha1.SharingPolicy, err error) {
-	if in.nodes, err = r.nodes(ctx); err != nil {
+func readFacts(ctx context.Context, r *cluster.Reader, namespace string) (in planFacts, policies []v1alpha1.SharingPolicy, err error) {
+	if in.nodes, err = r.Nodes(ctx); err != nil {
 		return in, nil, err
 	}
-	if in.inventories, err = r.inventories(ctx); err != nil {
+	if in.inventories, err = r.Inventories(ctx); err != nil {
 		return in, nil, err
 	}
-	if policies, err = r.policies(ctx); err != nil {
+	if policies, err = r.Policies(ctx); err != nil {
 		return in, nil, err
 	}
-	if in.claims, _, err = r.claims(ctx, namespace); err != nil {
+	if in.claims, _, err = r.Claims(ctx, namespace); err != nil {
 		return in, nil, err
 	}
-	return in, policies, r.requireRead("what the policy would do", nodesName, inventoriesName, policiesName, claimsName)
+	return in, policies, r.RequireRead("what the policy would do", cluster.NodesName, cluster.InventoriesName, cluster.PoliciesName, cluster.ClaimsName)
 }

@@ -13,11 +13,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-func slotsCommand(o *options) *cobra.Command {
+func slotsCommand(o *cluster.Options) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "slots [NODE...]",
@@ -40,54 +42,54 @@ With -o json and --watch each line is a JSON document, with the fields event and
   kubectl gpu slots -n team -w
   kubectl gpu slots -w -o json | jq -r 'select(.event == "DELETED") | .slot.use.device'`,
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return o.nodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
+			return o.NodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, nodes []string) error {
 			if !follow {
 				return listSlots(cmd.Context(), o, nodes)
 			}
-			if err := oneOf(o.output, "", "json"); err != nil {
+			if err := cluster.OneOf(o.Output, "", "json"); err != nil {
 				return err
 			}
 			return watchSlots(cmd.Context(), o, nodes)
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "watch", "w", false, "go on, and print changes as they happen")
-	o.addNamespaces(cmd)
-	o.addOutput(cmd, "json, or yaml without --watch")
+	o.AddNamespaces(cmd)
+	o.AddOutput(cmd, "json, or yaml without --watch")
 	return cmd
 }
 
 // slotParts are the parts of the output that are missing without a resource.
-func slotParts() missing {
-	return missing{
-		slicesName: noOffers, claimsName: noHolders, rulesName: noRules, inventoriesName: "MIG instances that others made aren't shown",
+func slotParts() cluster.Missing {
+	return cluster.Missing{
+		cluster.SlicesName: cluster.NoOffers, cluster.ClaimsName: cluster.NoHolders, cluster.RulesName: cluster.NoRules, cluster.InventoriesName: "MIG instances that others made aren't shown",
 	}
 }
 
 // listSlots prints the slots once.
-func listSlots(ctx context.Context, o *options, nodes []string) error {
-	if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+func listSlots(ctx context.Context, o *cluster.Options, nodes []string) error {
+	if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {
 		return err
 	}
-	r, c, err := o.state(ctx, slotParts(), nodes, "")
+	r, c, err := o.State(ctx, slotParts(), nodes, "")
 	if err != nil {
 		return err
 	}
-	defer r.printNotes(o.ErrOut)
+	defer r.PrintNotes(o.ErrOut)
 	out := []view.Slot{}
 	for _, n := range c.Nodes {
 		page := view.Page(n, "")
 		out = append(out, wanted(o, page.Slots())...)
 	}
 	switch {
-	case o.output != "":
-		return write(o.Out, o.output, out)
+	case o.Output != "":
+		return terminal.Write(o.Out, o.Output, out)
 	case len(out) == 0:
-		fmt.Fprintln(o.Out, nothingSeen)
+		fmt.Fprintln(o.Out, terminal.NothingSeen)
 		return nil
 	}
-	oneLines(&out)
+	terminal.OneLines(&out)
 	w := tabwriter.NewWriter(o.Out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, strings.Join(slotColumns(), "\t"))
 	for i := range out {
@@ -98,8 +100,8 @@ func listSlots(ctx context.Context, o *options, nodes []string) error {
 
 // wanted leaves out the slots of other namespaces than that of -n, and then also the
 // free ones.
-func wanted(o *options, all []view.Slot) []view.Slot {
-	namespace := o.namespace()
+func wanted(o *cluster.Options, all []view.Slot) []view.Slot {
+	namespace := o.Namespace()
 	return slices.DeleteFunc(all, func(s view.Slot) bool {
 		return namespace != "" && (s.Use == nil || s.Use.Claim.Namespace != namespace)
 	})
@@ -110,10 +112,10 @@ func slotColumns() []string {
 }
 
 func slotCells(s *view.Slot) []string {
-	out := []string{s.Node, fmt.Sprint(s.GPU), places(s.Placement), string(s.State), memory(s.MemoryBytes), "", "", ""}
+	out := []string{s.Node, fmt.Sprint(s.GPU), places(s.Placement), string(s.State), terminal.Memory(s.MemoryBytes), "", "", ""}
 	switch {
 	case s.Use != nil:
-		out[3], out[5], out[6], out[7] = kind(*s.Use), s.Use.Claim.Namespace, s.Use.Claim.Name, pods(*s.Use, false)
+		out[3], out[5], out[6], out[7] = terminal.Kind(*s.Use), s.Use.Claim.Namespace, s.Use.Claim.Name, terminal.Pods(*s.Use, false)
 	case s.Instance != nil:
 		out[3] = fmt.Sprintf("mig %s (made by others)", s.Instance.Profile)
 	}
@@ -148,13 +150,13 @@ const (
 	slotDeleted  = "DELETED"
 )
 
-func watchSlots(ctx context.Context, o *options, nodes []string) error {
-	r, err := o.reader(slotParts())
+func watchSlots(ctx context.Context, o *cluster.Options, nodes []string) error {
+	r, err := o.Reader(slotParts())
 	if err != nil {
 		return err
 	}
-	all := r.followed()
-	source, err := web.NewSource(web.Resources{Slices: all.Slices, Claims: all.Claims, Inventories: all.Inventories, TaintRules: all.TaintRules}, web.SourceOptions{Namespace: o.currentNamespace()})
+	all := r.Resources()
+	source, err := feed.NewSource(feed.Resources{Slices: all.Slices, Claims: all.Claims, Inventories: all.Inventories, TaintRules: all.TaintRules}, feed.SourceOptions{Namespace: o.CurrentNamespace()})
 	if err != nil {
 		return err
 	}
@@ -166,8 +168,8 @@ func watchSlots(ctx context.Context, o *options, nodes []string) error {
 }
 
 // follow prints the slots of the source and their changes until the context ends.
-func follow(ctx context.Context, o *options, source *web.Source, nodes []string) error {
-	w := slotWatch{options: o, nodes: nodes, known: make(map[string][]view.Slot)}
+func follow(ctx context.Context, o *cluster.Options, source *feed.Source, nodes []string) error {
+	w := slotWatch{Options: o, nodes: nodes, known: make(map[string][]view.Slot)}
 	err := source.Follow(ctx, w.update)
 	if errors.Is(err, context.Canceled) {
 		return nil // the user's way to end it
@@ -177,7 +179,7 @@ func follow(ctx context.Context, o *options, source *web.Source, nodes []string)
 
 // slotWatch prints changes of slots.
 type slotWatch struct {
-	*options
+	*cluster.Options
 
 	nodes []string
 	// known are the slots by node; they are printed once all can be known.
@@ -188,7 +190,7 @@ type slotWatch struct {
 	widths []int
 }
 
-func (w *slotWatch) update(u web.Update) error {
+func (w *slotWatch) update(u feed.Update) error {
 	if u.Cluster != nil {
 		w.notes.print(w.ErrOut, u.Cluster.Notes)
 	}
@@ -198,7 +200,7 @@ func (w *slotWatch) update(u web.Update) error {
 		if len(w.nodes) > 0 && !slices.Contains(w.nodes, n.Name) {
 			continue
 		}
-		now := wanted(w.options, n.Slots())
+		now := wanted(w.Options, n.Slots())
 		events = append(events, slotChanges(w.known[n.Name], now)...)
 		w.known[n.Name] = now
 	}
@@ -219,11 +221,11 @@ func (w *slotWatch) update(u web.Update) error {
 // notePrinter prints each note when it comes up.
 type notePrinter struct{ printed map[string]bool }
 
-func (p *notePrinter) print(out io.Writer, notes []web.Note) {
+func (p *notePrinter) print(out io.Writer, notes []feed.Note) {
 	now := make(map[string]bool)
 	for _, n := range notes {
 		if !p.printed[n.Text] {
-			fmt.Fprintln(out, "note: "+oneLine(n.Text))
+			fmt.Fprintln(out, "note: "+terminal.OneLine(n.Text))
 		}
 		now[n.Text] = true
 	}
@@ -243,7 +245,7 @@ func (w *slotWatch) list() error {
 			events = append(events, slotEvent{slotListed, s})
 		}
 	}
-	if w.output == "" {
+	if w.Output == "" {
 		if err := w.row(append([]string{"EVENT"}, slotColumns()...), events); err != nil {
 			return err
 		}
@@ -268,7 +270,7 @@ func slotChanges(before, after []view.Slot) []slotEvent {
 		switch old := was[slotKeyOf(&s)]; {
 		case old == nil:
 			out = append(out, slotEvent{slotAdded, s})
-		case pods(*old, false) != pods(*s.Use, false) || old.Leftover != s.Use.Leftover:
+		case terminal.Pods(*old, false) != terminal.Pods(*s.Use, false) || old.Leftover != s.Use.Leftover:
 			out = append(out, slotEvent{slotModified, s})
 		}
 	}
@@ -298,11 +300,11 @@ func usedSlots(all []view.Slot) map[slotKey]*view.Use {
 func (w *slotWatch) print(events []slotEvent) error {
 	for _, e := range events {
 		var err error
-		if w.output == "json" {
+		if w.Output == "json" {
 			err = w.document(e)
 		} else {
 			cells := append([]string{e.Event}, slotCells(&e.Slot)...)
-			oneLines(&cells)
+			terminal.OneLines(&cells)
 			err = w.row(cells, nil)
 		}
 		if err != nil {
@@ -314,7 +316,7 @@ func (w *slotWatch) print(events []slotEvent) error {
 
 // document prints an event as a line of JSON.
 func (w *slotWatch) document(e slotEvent) error {
-	raw, err := document(e, "")
+	raw, err := terminal.Document(e, "")
 	if err != nil {
 		return err
 	}

@@ -16,8 +16,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed/feedtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -25,17 +27,17 @@ import (
 // or has other pods, and none for other nodes; the end of the context ends it without an
 // error.
 func TestSlotsWatch(t *testing.T) {
-	c, err := webtest.Mixed()
+	c, err := feedtest.Mixed()
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := web.NewSource(web.Resources{Slices: c.Resources().Slices, Claims: c.Resources().Claims, Inventories: c.Resources().Inventories}, web.SourceOptions{})
+	source, err := feed.NewSource(feed.Resources{Slices: c.Resources().Slices, Claims: c.Resources().Claims, Inventories: c.Resources().Inventories}, feed.SourceOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	lines, out := io.Pipe()
 	defer lines.Close()
-	o := &options{IOStreams: genericclioptions.IOStreams{Out: out, ErrOut: io.Discard}, flags: genericclioptions.NewConfigFlags(true), output: "json"}
+	o := &cluster.Options{IOStreams: genericclioptions.IOStreams{Out: out, ErrOut: io.Discard}, Flags: genericclioptions.NewConfigFlags(true), Output: "json"}
 	ctx, stop := context.WithCancel(t.Context())
 	ran, ended := make(chan struct{}), make(chan error, 1)
 	go func() { defer close(ran); source.Run(ctx) }()
@@ -67,8 +69,8 @@ func TestSlotsWatch(t *testing.T) {
 	}
 	expect := func(event, claim, of string) {
 		t.Helper()
-		if e := next(); e.Event != event || e.Slot.Use.Claim.Name != claim || pods(*e.Slot.Use, false) != of {
-			t.Errorf("%s of %s with pods %q, want %s of %s with %q", e.Event, e.Slot.Use.Claim.Name, pods(*e.Slot.Use, false), event, claim, of)
+		if e := next(); e.Event != event || e.Slot.Use.Claim.Name != claim || terminal.Pods(*e.Slot.Use, false) != of {
+			t.Errorf("%s of %s with pods %q, want %s of %s with %q", e.Event, e.Slot.Use.Claim.Name, terminal.Pods(*e.Slot.Use, false), event, claim, of)
 		}
 	}
 	asr := claims["asr-6c9d7-gpu"]
@@ -91,12 +93,12 @@ func TestSlotsWatch(t *testing.T) {
 // TestSlotRows: the columns are as wide as the first rows need.
 func TestSlotRows(t *testing.T) {
 	var out bytes.Buffer
-	w := slotWatch{options: &options{IOStreams: genericclioptions.IOStreams{Out: &out, ErrOut: io.Discard}, flags: genericclioptions.NewConfigFlags(true)}, known: make(map[string][]view.Slot)}
+	w := slotWatch{Options: &cluster.Options{IOStreams: genericclioptions.IOStreams{Out: &out, ErrOut: io.Discard}, Flags: genericclioptions.NewConfigFlags(true)}, known: make(map[string][]view.Slot)}
 	u := view.Use{Type: "gpu", Claim: view.Claim{Namespace: "team", Name: "train-gpu"}, Pods: []view.Pod{{Name: "train-0"}}}
 	node := func(name string, uses ...view.Use) view.PageNode {
 		return view.Page(view.Node{Name: name, GPUs: []view.GPU{{Offered: true, MemorySlices: 8, MemoryBytes: 80 << 30, Fits: []view.Fit{{Type: "gpu", Count: 1}}, Uses: uses}}}, "")
 	}
-	for _, update := range []web.Update{
+	for _, update := range []feed.Update{
 		{Nodes: []view.PageNode{node("a-long-name"), node("b", u)}, All: true},
 		{Nodes: []view.PageNode{node("a-long-name", u)}}, {Gone: []string{"b"}},
 	} {

@@ -18,7 +18,9 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/decision"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/machines"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // templateOptions say which node the template is of.
@@ -27,7 +29,7 @@ type templateOptions struct {
 	labels                                    map[string]string
 }
 
-func templateCommand(o *options) *cobra.Command {
+func templateCommand(o *cluster.Options) *cobra.Command {
 	var t templateOptions
 	cmd := &cobra.Command{
 		Use:   "template (NODE | -f GPUINVENTORY | --machine MACHINE)",
@@ -62,10 +64,10 @@ Models: ` + strings.Join(machines.Models(), ", ") + `.`,
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return o.nodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
+			return o.NodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {
 				return err
 			}
 			t.node = strings.Join(args, "")
@@ -82,7 +84,7 @@ Models: ` + strings.Join(machines.Models(), ", ") + `.`,
 	f.StringToStringVar(&t.labels, "labels", nil, "labels of the new node, by which policies select it; without them, those of NODE")
 	f.StringVar(&t.driver, "driver-version", "", "NVIDIA's driver on the new node; without it, that of the GPUInventory")
 	f.StringVar(&t.policy, "policy", "", "file with a SharingPolicy to add to the cluster's, or to replace the one of its name")
-	o.addOutput(cmd, "yaml or json")
+	o.AddOutput(cmd, "yaml or json")
 	return cmd
 }
 
@@ -104,23 +106,23 @@ func (t templateOptions) check() error {
 }
 
 // printTemplate prints what a new node will publish.
-func printTemplate(ctx context.Context, o *options, t templateOptions) error {
-	r, err := o.reader(nil)
+func printTemplate(ctx context.Context, o *cluster.Options, t templateOptions) error {
+	r, err := o.Reader(nil)
 	if err != nil {
 		return err
 	}
-	policies, err := r.policies(ctx)
+	policies, err := r.Policies(ctx)
 	if err != nil {
 		return err
 	}
-	if err := r.requireRead(templateAnswer, policiesName); err != nil {
+	if err := r.RequireRead(templateAnswer, cluster.PoliciesName); err != nil {
 		return err
 	}
 	inv, err := machineOf(ctx, o, r, &t)
 	if err != nil {
 		return err
 	}
-	defer r.printNotes(o.ErrOut)
+	defer r.PrintNotes(o.ErrOut)
 	if t.policy != "" {
 		p, err := readPolicy(t.policy, o.In)
 		if err != nil {
@@ -140,23 +142,23 @@ func printTemplate(ctx context.Context, o *options, t templateOptions) error {
 	}
 	d := decision.Of(newNode(inv, t), in)
 	noteGPUs(r, d)
-	return write(o.Out, cmp.Or(o.output, "yaml"), sliceList(d.Pool))
+	return terminal.Write(o.Out, cmp.Or(o.Output, "yaml"), sliceList(d.Pool))
 }
 
 // machineOf reads the GPUInventory to go by, and sets the labels to those of its node
 // where none are given.
-func machineOf(ctx context.Context, o *options, r *reader, t *templateOptions) (*v1alpha1.GPUInventory, error) {
+func machineOf(ctx context.Context, o *cluster.Options, r *cluster.Reader, t *templateOptions) (*v1alpha1.GPUInventory, error) {
 	switch {
 	case t.file != "":
 		return readInventory(t.file, o.In)
 	case t.machine != "":
 		return machines.Inventory(t.machine)
 	}
-	inventories, err := r.inventories(ctx)
+	inventories, err := r.Inventories(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.requireRead(templateAnswer, inventoriesName); err != nil {
+	if err := r.RequireRead(templateAnswer, cluster.InventoriesName); err != nil {
 		return nil, err
 	}
 	i := slices.IndexFunc(inventories, func(inv v1alpha1.GPUInventory) bool { return inv.Name == t.node })
@@ -166,7 +168,7 @@ func machineOf(ctx context.Context, o *options, r *reader, t *templateOptions) (
 	if t.labels != nil {
 		return &inventories[i], nil
 	}
-	nodes, err := r.nodes(ctx)
+	nodes, err := r.Nodes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -178,26 +180,26 @@ func machineOf(ctx context.Context, o *options, r *reader, t *templateOptions) (
 	if _, ok := t.labels[corev1.LabelHostname]; ok && t.name != "" {
 		t.labels[corev1.LabelHostname] = t.name
 	}
-	return &inventories[i], r.requireRead(templateAnswer, nodesName)
+	return &inventories[i], r.RequireRead(templateAnswer, cluster.NodesName)
 }
 
 // templateAnswer completes the sentence "can't say …" of requireRead.
 const templateAnswer = "what the node will publish"
 
 // noteGPUs notes which GPUs aren't offered, and on which a policy's selector fails.
-func noteGPUs(r *reader, d decision.Decision) {
+func noteGPUs(r *cluster.Reader, d decision.Decision) {
 	for _, w := range d.Withheld() {
-		r.note("GPU %s isn't offered: %s.", w.UUID, w.Reason)
+		r.Note("GPU %s isn't offered: %s.", w.UUID, w.Reason)
 	}
 	for _, g := range d.Node.GPUs {
 		for policy, err := range d.Verdicts[g.UUID].Failed {
-			r.note("SharingPolicy %s doesn't select GPU %d, because spec.gpuSelector fails on it: %v.", policy, g.Index, err)
+			r.Note("SharingPolicy %s doesn't select GPU %d, because spec.gpuSelector fails on it: %v.", policy, g.Index, err)
 		}
 	}
 }
 
 // noteLabels notes which policies select nodes by labels, if the new node's aren't known.
-func noteLabels(r *reader, t templateOptions, policies []v1alpha1.SharingPolicy) {
+func noteLabels(r *cluster.Reader, t templateOptions, policies []v1alpha1.SharingPolicy) {
 	var names []string
 	for i := range policies {
 		if selectorText(policies[i].Spec.NodeSelector) != allNodes {
@@ -207,12 +209,12 @@ func noteLabels(r *reader, t templateOptions, policies []v1alpha1.SharingPolicy)
 	if len(t.labels) > 0 || len(names) == 0 {
 		return
 	}
-	r.note("No labels of the new node are known, and these SharingPolicies select nodes by labels: %s. Say the labels with --labels.", strings.Join(names, ", "))
+	r.Note("No labels of the new node are known, and these SharingPolicies select nodes by labels: %s. Say the labels with --labels.", strings.Join(names, ", "))
 }
 
 // readInventory reads the GPUInventory of a file.
 func readInventory(file string, in io.Reader) (*v1alpha1.GPUInventory, error) {
-	raw, err := readFile(file, in)
+	raw, err := cluster.ReadFile(file, in)
 	if err != nil {
 		return nil, err
 	}

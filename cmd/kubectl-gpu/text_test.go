@@ -12,6 +12,8 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -19,10 +21,12 @@ import (
 // clipboard, clears the screen, colours what follows, and begins another line.
 const attack = "\x1b]52;c;Y3VybA==\x07\x1b[2J\x1b[32m\u009b31m\u202eall is well\r\nnode-9: nothing is wrong\tnothing"
 
+const green = "\x1b[32m"
+
 // hostile adds texts that act on terminals wherever a node can write any.
-func hostile(s *server) {
-	shared(s)
-	inv := s.items[own+"gpuinventories"][0].(v1alpha1.GPUInventory)
+func hostile(s *kubectltest.Server) {
+	kubectltest.Shared(s)
+	inv := s.Items[kubectltest.Own+"gpuinventories"][0].(v1alpha1.GPUInventory)
 	inv.Status.DriverVersion = attack
 	inv.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "X", Message: attack}}
 	for i := range inv.Status.GPUs {
@@ -30,16 +34,16 @@ func hostile(s *server) {
 		g.ProductName = attack
 		g.Conditions = []v1alpha1.GPUCondition{{Type: string(gpu.ResetRequired), Status: metav1.ConditionTrue, Message: attack}}
 	}
-	s.items[own+"gpuinventories"] = []any{inv}
-	for _, x := range s.items[resources+"resourceslices"] {
+	s.Items[kubectltest.Own+"gpuinventories"] = []any{inv}
+	for _, x := range s.Items[kubectltest.Resources+"resourceslices"] {
 		for _, d := range x.(resourceapi.ResourceSlice).Spec.Devices {
 			d.Attributes["productName"] = resourceapi.DeviceAttribute{StringValue: new(attack)}
 		}
 	}
-	for i, x := range s.items[own+"sharingpolicies"] {
+	for i, x := range s.Items[kubectltest.Own+"sharingpolicies"] {
 		p := x.(v1alpha1.SharingPolicy)
 		p.Status.Problems = append(p.Status.Problems, v1alpha1.PolicyProblem{Message: attack, Example: attack})
-		s.items[own+"sharingpolicies"][i] = p
+		s.Items[kubectltest.Own+"sharingpolicies"][i] = p
 	}
 }
 
@@ -50,12 +54,12 @@ func TestTextsOfNodes(t *testing.T) {
 		{"map"}, {"get"}, {"get", "-o", "wide"}, {"slots"}, {"top"}, {"doctor"}, {"policy"}, {"policy", "shares"},
 		{"fits", "-f", "-"}, {"drain", "node/0", "--dry-run"}, {"policy", "--dry-run", "-f", "-"},
 	} {
-		for _, on := range []screen{{width: 120}, {width: 120, colour: true}} {
-			s := cluster(t)
-			busy(s)
+		for _, on := range []terminal.Screen{{Width: 120}, {Width: 120, Colour: true}} {
+			s := kubectltest.New(t)
+			kubectltest.Busy(s)
 			hostile(s)
-			taint(s)
-			in := shares
+			kubectltest.Taint(s)
+			in := kubectltest.Shares
 			if args[0] == "fits" {
 				in = `{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c}, spec: {devices: {requests: [{name: r, ` +
 					`exactly: {deviceClassName: gpu.nvidia.com, ` +
@@ -63,14 +67,14 @@ func TestTextsOfNodes(t *testing.T) {
 			}
 			out := run(t, s, on, in, args...)
 			rest := out
-			for _, c := range []string{bold, red, green, plain} {
-				if on.colour {
+			for _, c := range []string{"\x1b[1m", "\x1b[31m", green, "\x1b[0m"} {
+				if on.Colour {
 					rest = strings.ReplaceAll(rest, c, "")
 				}
 			}
 			acts := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }
 			if i := strings.IndexFunc(rest, acts); i >= 0 || strings.Contains(out, "\nnode-9:") || strings.Contains(out, green+"\u009b") {
-				t.Errorf("%v, colours %v: a node's text acts on the terminal, or passes for a line:\n%q", args, on.colour, out)
+				t.Errorf("%v, colours %v: a node's text acts on the terminal, or passes for a line:\n%q", args, on.Colour, out)
 			}
 		}
 	}
@@ -79,9 +83,9 @@ func TestTextsOfNodes(t *testing.T) {
 // TestDocumentsAreExact: JSON and YAML have the texts of nodes as they are.
 func TestDocumentsAreExact(t *testing.T) {
 	for _, form := range []string{"json", "yaml"} {
-		s := cluster(t)
+		s := kubectltest.New(t)
 		hostile(s)
-		out := run(t, s, screen{}, "", "map", "-o", form)
+		out := run(t, s, terminal.Screen{}, "", "map", "-o", form)
 		if form == "json" && strings.ContainsFunc(out, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }) {
 			t.Errorf("%s has characters that a terminal acts on: %q", form, out)
 		}

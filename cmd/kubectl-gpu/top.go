@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -42,7 +44,7 @@ type topUse struct {
 	load
 }
 
-func topCommand(o *options) *cobra.Command {
+func topCommand(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [NODE...]",
 		Short: "Show memory and utilization by GPU, partition, share and pod",
@@ -61,46 +63,46 @@ each pod has a row.`,
   kubectl gpu top -n team
   kubectl gpu top -o json | jq '.[].gpus[] | select(.utilization < 0.1) | .uuid'`,
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return o.nodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
+			return o.NodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, nodes []string) error {
-			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {
 				return err
 			}
 			return measureTop(cmd.Context(), o, nodes)
 		},
 	}
-	o.addNamespaces(cmd)
-	o.addOutput(cmd, "json or yaml")
+	o.AddNamespaces(cmd)
+	o.AddOutput(cmd, "json or yaml")
 	return cmd
 }
 
-func measureTop(ctx context.Context, o *options, nodes []string) error {
-	lacks := missing{
-		slicesName: "the memory of partitions and shares isn't known", claimsName: "who has which device isn't known",
-		inventoriesName: noGPUs, podsName: "nothing can be measured",
+func measureTop(ctx context.Context, o *cluster.Options, nodes []string) error {
+	lacks := cluster.Missing{
+		cluster.SlicesName: "the memory of partitions and shares isn't known", cluster.ClaimsName: "who has which device isn't known",
+		cluster.InventoriesName: cluster.NoGPUs, cluster.PodsName: "nothing can be measured",
 	}
-	r, c, err := o.state(ctx, lacks, nodes, o.namespace())
+	r, c, err := o.State(ctx, lacks, nodes, o.Namespace())
 	if err != nil {
 		return err
 	}
-	defer r.printNotes(o.ErrOut)
+	defer r.PrintNotes(o.ErrOut)
 	measured, err := measure(ctx, r, c)
 	if err != nil {
 		return err
 	}
 	out := []topNode{}
 	for _, n := range c.Nodes {
-		out = append(out, loadOf(n, measured[n.Name], o.namespace()))
+		out = append(out, loadOf(n, measured[n.Name], o.Namespace()))
 	}
-	if o.output != "" {
-		return write(o.Out, o.output, out)
+	if o.Output != "" {
+		return terminal.Write(o.Out, o.Output, out)
 	}
 	if len(out) == 0 {
-		fmt.Fprintln(o.Out, nothingSeen)
+		fmt.Fprintln(o.Out, terminal.NothingSeen)
 		return nil
 	}
-	oneLines(&out)
+	terminal.OneLines(&out)
 	return writeTop(o.Out, out)
 }
 
@@ -156,9 +158,9 @@ func writeTop(out io.Writer, nodes []topNode) error {
 	for _, n := range nodes {
 		for _, g := range n.GPUs {
 			index := fmt.Sprint(g.Index)
-			row(n.Name, index, cmp.Or(g.Model, "GPU"), g.used(), memory(g.MemoryBytes), g.busy(), "", "", "")
+			row(n.Name, index, cmp.Or(g.Model, "GPU"), g.used(), terminal.Memory(g.MemoryBytes), g.busy(), "", "", "")
 			for _, u := range g.Uses {
-				row(n.Name, index, "  "+kind(u.Use), u.used(), memory(u.MemoryBytes), u.busy(), u.Claim.Namespace, u.Claim.Name, pods(u.Use, false))
+				row(n.Name, index, "  "+terminal.Kind(u.Use), u.used(), terminal.Memory(u.MemoryBytes), u.busy(), u.Claim.Namespace, u.Claim.Name, terminal.Pods(u.Use, false))
 			}
 		}
 	}
@@ -173,7 +175,7 @@ func (l load) used() string {
 	if n := *l.UsedBytes; n < 1<<30 {
 		return fmt.Sprintf("%dMi", n>>20)
 	}
-	return gibibytes(*l.UsedBytes)
+	return terminal.Gibibytes(*l.UsedBytes)
 }
 
 func (l load) busy() string {

@@ -15,11 +15,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
+	"github.com/tessera-dra/tessera/pkg/kubectl/page"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-func webCommand(o *options) *cobra.Command {
+func webCommand(o *cluster.Options) *cobra.Command {
 	var port int
 	var open bool
 	var label string
@@ -54,18 +56,18 @@ models of their GPUs.`,
 	return cmd
 }
 
-func serveWeb(ctx context.Context, o *options, port int, open bool, labels []string) error {
-	r, err := o.reader(missing{
-		slicesName: noOffers, claimsName: noHolders, rulesName: noRules, inventoriesName: noConditions, policiesName: noPolicies,
-		nodesName: "nodes are grouped by the models of their GPUs, not by their pools", podsName: "which pods wait isn't known",
+func serveWeb(ctx context.Context, o *cluster.Options, port int, open bool, labels []string) error {
+	r, err := o.Reader(cluster.Missing{
+		cluster.SlicesName: cluster.NoOffers, cluster.ClaimsName: cluster.NoHolders, cluster.RulesName: cluster.NoRules, cluster.InventoriesName: cluster.NoConditions, cluster.PoliciesName: cluster.NoPolicies,
+		cluster.NodesName: "nodes are grouped by the models of their GPUs, not by their pools", cluster.PodsName: "which pods wait isn't known",
 	})
 	if err != nil {
 		return err
 	}
 	var notes notePrinter
-	source, err := web.NewSource(r.followed(), web.SourceOptions{
-		Cluster: o.clusterName(), Namespace: o.currentNamespace(), PoolLabels: labels,
-		OnNotes: func(all []web.Note) { notes.print(o.ErrOut, all) },
+	source, err := feed.NewSource(r.Resources(), feed.SourceOptions{
+		Cluster: o.ClusterName(), Namespace: o.CurrentNamespace(), PoolLabels: labels,
+		OnNotes: func(all []feed.Note) { notes.print(o.ErrOut, all) },
 	})
 	if err != nil {
 		return err
@@ -74,7 +76,7 @@ func serveWeb(ctx context.Context, o *options, port int, open bool, labels []str
 	if err != nil {
 		return fmt.Errorf("listen: %w; --port 0 takes a free port", err)
 	}
-	handler, err := web.NewServer(listener.Addr(), source, func(ctx context.Context, namespace, pod string) (any, error) {
+	handler, err := page.NewServer(listener.Addr(), source, func(ctx context.Context, namespace, pod string) (any, error) {
 		return explainNow(ctx, o, namespace, pod)
 	})
 	if err != nil {
@@ -90,7 +92,7 @@ func serveWeb(ctx context.Context, o *options, port int, open bool, labels []str
 }
 
 // serve serves until the context ends.
-func serve(ctx context.Context, listener net.Listener, handler http.Handler, source *web.Source) error {
+func serve(ctx context.Context, listener net.Listener, handler http.Handler, source *feed.Source) error {
 	ctx, cancel := context.WithCancel(ctx)
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	ended := make(chan struct{})
@@ -126,12 +128,12 @@ func openBrowser(ctx context.Context, url string) error {
 }
 
 // explainNow says why a pod waits, with a fresh look at the cluster.
-func explainNow(ctx context.Context, o *options, namespace, name string) (explanation, error) {
-	r, err := o.reader(whyParts())
+func explainNow(ctx context.Context, o *cluster.Options, namespace, name string) (explanation, error) {
+	r, err := o.Reader(whyParts())
 	if err != nil {
 		return explanation{}, err
 	}
-	pod, err := r.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	pod, err := r.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return explanation{Text: "The pod is gone."}, nil

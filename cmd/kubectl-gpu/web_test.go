@@ -15,20 +15,23 @@ import (
 	"time"
 
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // TestWebTells: the terminal names rights that are missing, as the page does.
 func TestWebTells(t *testing.T) {
-	s := cluster(t)
-	s.forbidden = []string{"/api/v1/pods", "/api/v1/namespaces/default/pods"}
+	s := kubectltest.New(t)
+	s.Forbidden = []string{"/api/v1/pods", "/api/v1/namespaces/default/pods"}
 	api := httptest.NewServer(s)
 	defer api.Close()
 	ctx, interrupt := context.WithTimeout(t.Context(), time.Minute)
 	defer interrupt()
 	const want = "note: You may not list pods: which pods wait isn't known. Ask for the verbs list and watch on them.\n"
 	told := &waiting{text: want, then: interrupt}
-	cmd := command(genericclioptions.IOStreams{In: strings.NewReader(""), Out: io.Discard, ErrOut: told}, screen{})
-	cmd.SetArgs([]string{"web", "--server", api.URL, "--kubeconfig", kubeconfig(t)})
+	cmd := command(genericclioptions.IOStreams{In: strings.NewReader(""), Out: io.Discard, ErrOut: told}, terminal.Screen{})
+	cmd.SetArgs([]string{"web", "--server", api.URL, "--kubeconfig", kubectltest.Kubeconfig(t)})
 	if err := cmd.ExecuteContext(ctx); err != nil || strings.Count(told.String(), want) != 1 {
 		t.Errorf("%v: %s", err, told)
 	}

@@ -12,7 +12,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // explanation is why a pod waits.
@@ -29,7 +31,7 @@ type explanation struct {
 	Reason *fit.Reason `json:"reason,omitempty"`
 }
 
-func whyCommand(o *options) *cobra.Command {
+func whyCommand(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why POD",
 		Short: "Say why a pod waits for devices, and what would change it",
@@ -39,7 +41,7 @@ quota that refuses the claim. And in another, what would change it. The schedule
 allocator judges.`,
 		Example: `  kubectl gpu why train-0
   kubectl gpu why train-0 -n team -o json`,
-		Args: exactly("the name of a pod"),
+		Args: cluster.Exactly("the name of a pod"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
@@ -47,23 +49,23 @@ allocator judges.`,
 			return pendingPods(cmd.Context(), o), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := oneOf(o.output, "", "json", "yaml"); err != nil {
+			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {
 				return err
 			}
 			return tellWhy(cmd.Context(), o, strings.TrimPrefix(args[0], "pod/"))
 		},
 	}
-	o.addOutput(cmd, "json or yaml")
+	o.AddOutput(cmd, "json or yaml")
 	return cmd
 }
 
 // pendingPods are the names for a shell to complete.
-func pendingPods(ctx context.Context, o *options) []string {
-	r, err := o.reader(nil)
+func pendingPods(ctx context.Context, o *cluster.Options) []string {
+	r, err := o.Reader(nil)
 	if err != nil {
 		return nil
 	}
-	list, err := r.kube.CoreV1().Pods(o.currentNamespace()).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Pending", Limit: pageSize})
+	list, err := r.Kube.CoreV1().Pods(o.CurrentNamespace()).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Pending", Limit: cluster.PageSize})
 	if err != nil {
 		return nil
 	}
@@ -75,17 +77,17 @@ func pendingPods(ctx context.Context, o *options) []string {
 }
 
 // whyParts are the parts of the answer that are missing without a resource.
-func whyParts() missing {
-	return missing{rulesName: noRules, nodesName: noNodes, podsName: "how much device plugins have left isn't known"}
+func whyParts() cluster.Missing {
+	return cluster.Missing{cluster.RulesName: cluster.NoRules, cluster.NodesName: cluster.NoNodes, cluster.PodsName: "how much device plugins have left isn't known"}
 }
 
-func tellWhy(ctx context.Context, o *options, name string) error {
-	r, err := o.reader(whyParts())
+func tellWhy(ctx context.Context, o *cluster.Options, name string) error {
+	r, err := o.Reader(whyParts())
 	if err != nil {
 		return err
 	}
-	namespace := o.currentNamespace()
-	pod, err := r.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	namespace := o.CurrentNamespace()
+	pod, err := r.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return fmt.Errorf("there is no pod %s in namespace %s: give another one with -n", name, namespace)
@@ -98,12 +100,12 @@ func tellWhy(ctx context.Context, o *options, name string) error {
 	if err != nil {
 		return err
 	}
-	defer r.printNotes(o.ErrOut)
+	defer r.PrintNotes(o.ErrOut)
 	out.Pod = namespace + "/" + name
-	if o.output != "" {
-		return write(o.Out, o.output, out)
+	if o.Output != "" {
+		return terminal.Write(o.Out, o.Output, out)
 	}
-	oneLines(&out)
+	terminal.OneLines(&out)
 	fmt.Fprintln(o.Out, out.Text)
 	if out.Change != "" {
 		fmt.Fprintln(o.Out, out.Change)
@@ -115,11 +117,11 @@ func tellWhy(ctx context.Context, o *options, name string) error {
 }
 
 // explain finds out why the pod waits.
-func explain(ctx context.Context, r *reader, pod *corev1.Pod) (explanation, error) {
+func explain(ctx context.Context, r *cluster.Reader, pod *corev1.Pod) (explanation, error) {
 	if out, ok := placed(pod); ok {
 		return out, nil
 	}
-	j, objects, err := r.judge(ctx, pod.Namespace, pod)
+	j, objects, err := r.Judge(ctx, pod.Namespace, pod)
 	if err != nil {
 		return explanation{}, err
 	}
@@ -142,7 +144,7 @@ func explain(ctx context.Context, r *reader, pod *corev1.Pod) (explanation, erro
 	case len(claims.Waiting) == 0:
 		return explanation{Text: "All its claims have devices; it waits for something else: " + schedulersWord(pod)}, nil
 	}
-	r.noteVersion()
+	r.NoteVersion()
 	answer, err := j.Fits(ctx, nodes, claims, 1)
 	if err != nil {
 		return explanation{}, err
@@ -180,12 +182,12 @@ var exceeded = regexp.MustCompile(`exceeded quota: ([^,\s]+)`)
 
 // whyUncreated explains why Kubernetes doesn't create claims of the pod from their
 // templates.
-func whyUncreated(ctx context.Context, r *reader, pod *corev1.Pod, claims fit.PodClaims) (explanation, error) {
+func whyUncreated(ctx context.Context, r *cluster.Reader, pod *corev1.Pod, claims fit.PodClaims) (explanation, error) {
 	out := explanation{Waits: true, Text: claims.Missing[0]}
 	ofReason := metav1.ListOptions{FieldSelector: "reason=" + uncreated}
-	events, err := r.kube.CoreV1().Events(pod.Namespace).List(ctx, ofReason)
+	events, err := r.Kube.CoreV1().Events(pod.Namespace).List(ctx, ofReason)
 	if apierrors.IsForbidden(err) {
-		r.note("You may not list events in namespace %s: whether Kubernetes tried to create the claim isn't known. "+askForList,
+		r.Note("You may not list events in namespace %s: whether Kubernetes tried to create the claim isn't known. "+cluster.AskForList,
 			pod.Namespace)
 		return out, nil
 	}

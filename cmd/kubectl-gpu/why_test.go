@@ -10,12 +10,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // waitingPod makes a pod that waits, in namespace default, the server's only object.
-func waitingPod(s *server) *corev1.Pod {
+func waitingPod(s *kubectltest.Server) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "waits", UID: "w"}}
-	s.objects = map[string]any{"/api/v1/namespaces/default/pods/waits": p}
+	s.Objects = map[string]any{"/api/v1/namespaces/default/pods/waits": p}
 	return p
 }
 
@@ -51,13 +54,13 @@ func TestWhyUncreated(t *testing.T) {
 			"Ask for the verb list on them.\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := cluster(t)
+			s := kubectltest.New(t)
 			waitingPod(s).Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("one-gpu")}}
-			s.items[events] = tc.events
+			s.Items[events] = tc.events
 			if tc.forbidden {
-				s.forbidden = []string{events}
+				s.Forbidden = []string{events}
 			}
-			if got := run(t, s, screen{}, "", "why", "waits"); got != tc.want {
+			if got := run(t, s, terminal.Screen{}, "", "why", "waits"); got != tc.want {
 				t.Errorf("got\n%swant\n%s", got, tc.want)
 			}
 		})
@@ -67,7 +70,7 @@ func TestWhyUncreated(t *testing.T) {
 // TestWhyQuotaOfAnExtendedResource: why names the quota, too, that refuses the claim which
 // the scheduler makes for an extended resource.
 func TestWhyQuotaOfAnExtendedResource(t *testing.T) {
-	s := cluster(t)
+	s := kubectltest.New(t)
 	p := waitingPod(s)
 	p.Spec.Containers = make([]corev1.Container, 1)
 	p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
@@ -75,10 +78,10 @@ func TestWhyQuotaOfAnExtendedResource(t *testing.T) {
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
 		Message: `running PreBind plugin "DynamicResources": create claim: forbidden: exceeded quota: no-gpus, requested: requests.nvidia.com/gpu=1`,
 	}}
-	gpus := class("gpu.nvidia.com", "gpu")
+	gpus := kubectltest.Class("gpu.nvidia.com", "gpu")
 	gpus.Spec.ExtendedResourceName = new("nvidia.com/gpu")
-	s.items[resources+"deviceclasses"], s.items[resources+"resourceclaims"] = []any{gpus}, []any{}
-	got := run(t, s, screen{}, "", "why", "waits")
+	s.Items[kubectltest.Resources+"deviceclasses"], s.Items[kubectltest.Resources+"resourceclaims"] = []any{gpus}, []any{}
+	got := run(t, s, terminal.Screen{}, "", "why", "waits")
 	if !strings.Contains(got, "exceeded quota: no-gpus") || !strings.HasSuffix(got, "\nRaise the ResourceQuota no-gpus in namespace default, "+
 		"or end pods there that have such devices; Kubernetes then tries again.\n") {
 		t.Error(got)
@@ -88,32 +91,32 @@ func TestWhyQuotaOfAnExtendedResource(t *testing.T) {
 // TestWhyDevicePlugin: why says whether a device plugin has the resource that the pod needs,
 // besides the use of the driver's devices.
 func TestWhyDevicePlugin(t *testing.T) {
-	s := cluster(t)
+	s := kubectltest.New(t)
 	p := waitingPod(s)
 	one := corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
 	p.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: one}}}
-	gpus := class("gpu.nvidia.com", "gpu")
+	gpus := kubectltest.Class("gpu.nvidia.com", "gpu")
 	gpus.Spec.ExtendedResourceName = new("nvidia.com/gpu")
-	s.items[resources+"deviceclasses"] = []any{gpus}
+	s.Items[kubectltest.Resources+"deviceclasses"] = []any{gpus}
 	plugins := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "old"}}
 	plugins.Status.Allocatable = one
-	s.items["/api/v1/nodes"] = append(s.items["/api/v1/nodes"], plugins)
-	s.items[resources+"resourceclaims"] = append(s.items[resources+"resourceclaims"], claim("lab", "last", "last-0", "gpu-00000003"))
+	s.Items["/api/v1/nodes"] = append(s.Items["/api/v1/nodes"], plugins)
+	s.Items[kubectltest.Resources+"resourceclaims"] = append(s.Items[kubectltest.Resources+"resourceclaims"], kubectltest.Claim("lab", "last", "last-0", "gpu-00000003"))
 	user := p.DeepCopy()
 	user.Name, user.Spec.NodeName = "user", "old"
 
-	s.items["/api/v1/pods"] = []any{p, user}
-	full := run(t, s, screen{}, "", "why", "waits")
+	s.Items["/api/v1/pods"] = []any{p, user}
+	full := run(t, s, terminal.Screen{}, "", "why", "waits")
 	const elsewhere = "\nNot looked at: 1 node: its device plugin has only 0 of 1 nvidia.com/gpu free.\n"
 	if !strings.Contains(full, "It fits on node after the end of claim") || !strings.Contains(full, elsewhere) {
 		t.Error(full)
 	}
-	s.items["/api/v1/pods"] = []any{p}
-	if free := run(t, s, screen{}, "", "why", "waits"); !strings.HasPrefix(free, "A device plugin has what it needs, on old;") {
+	s.Items["/api/v1/pods"] = []any{p}
+	if free := run(t, s, terminal.Screen{}, "", "why", "waits"); !strings.HasPrefix(free, "A device plugin has what it needs, on old;") {
 		t.Error(free)
 	}
-	s.forbidden = []string{"/api/v1/pods"}
-	hidden := run(t, s, screen{}, "", "why", "waits")
+	s.Forbidden = []string{"/api/v1/pods"}
+	hidden := run(t, s, terminal.Screen{}, "", "why", "waits")
 	if !strings.Contains(hidden, "has 1 nvidia.com/gpu, and how many of them are free isn't known") ||
 		!strings.Contains(hidden, "note: You may not list pods: how much device plugins have left isn't known.") {
 		t.Error(hidden)
@@ -122,15 +125,15 @@ func TestWhyDevicePlugin(t *testing.T) {
 
 // TestWhyCapacity: why names a capacity that no device has.
 func TestWhyCapacity(t *testing.T) {
-	s := cluster(t)
+	s := kubectltest.New(t)
 	c := resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "share"}}
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
 		DeviceClassName: "gpu.nvidia.com", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
 		Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"shares": resource.MustParse("1")}},
 	}}}
-	s.items[resources+"resourceclaims"] = append(s.items[resources+"resourceclaims"], c)
+	s.Items[kubectltest.Resources+"resourceclaims"] = append(s.Items[kubectltest.Resources+"resourceclaims"], c)
 	waitingPod(s).Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("share")}}
-	got := run(t, s, screen{}, "", "why", "waits")
+	got := run(t, s, terminal.Screen{}, "", "why", "waits")
 	if !strings.HasPrefix(got, "Request gpu asks for the capacity shares, which none of the 3 devices that match has; their capacities are ") {
 		t.Error(got)
 	}

@@ -19,8 +19,9 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed/feedtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/page"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -33,15 +34,15 @@ const patience = time.Minute
 const markup = "<img src=x onerror=alert(1)>"
 
 // serve serves the page of a cluster until the test ends, and returns its address.
-func serve(t *testing.T, c *webtest.Cluster) string {
+func serve(t *testing.T, c *feedtest.Cluster) string {
 	t.Helper()
-	return serveBy(t, c, func(s *web.Server) http.Handler { return s })
+	return serveBy(t, c, func(s *page.Server) http.Handler { return s })
 }
 
 // serveBy does the same with a handler around the page's.
-func serveBy(t *testing.T, c *webtest.Cluster, by func(*web.Server) http.Handler) string {
+func serveBy(t *testing.T, c *feedtest.Cluster, by func(*page.Server) http.Handler) string {
 	t.Helper()
-	source, err := web.NewSource(c.Resources(), web.SourceOptions{Cluster: "gpu-prod", Namespace: "vision", PoolLabels: view.PoolLabels()})
+	source, err := feed.NewSource(c.Resources(), feed.SourceOptions{Cluster: "gpu-prod", Namespace: "vision", PoolLabels: view.PoolLabels()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func serveBy(t *testing.T, c *webtest.Cluster, by func(*web.Server) http.Handler
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler, err := web.NewServer(listener.Addr(), source, why)
+	handler, err := page.NewServer(listener.Addr(), source, why)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed/feedtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/page"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -67,7 +67,7 @@ const drawnGPUs = `Object.fromEntries([...document.querySelectorAll("#map .gpu")
 }))`
 
 // wanted are the same, from the model.
-func wanted(c *webtest.Cluster) map[string]gpu {
+func wanted(c *feedtest.Cluster) map[string]gpu {
 	out := make(map[string]gpu)
 	for _, n := range view.Build(c.Objects()).Nodes {
 		for _, g := range view.Page(n, "").GPUs {
@@ -97,7 +97,7 @@ func near(a, b use) bool {
 	return a.Kind == b.Kind && a.Name == b.Name && abs(a.From-b.From) <= 1 && abs(a.Size-b.Size) <= 1
 }
 
-func (p *tab) compare(c *webtest.Cluster) {
+func (p *tab) compare(c *feedtest.Cluster) {
 	p.t.Helper()
 	if diff := cmp.Diff(wanted(c), eval[map[string]gpu](p, drawnGPUs), cmp.Comparer(near)); diff != "" {
 		p.t.Errorf("the page differs from the model (-model +page):\n%s", diff)
@@ -110,7 +110,7 @@ func (p *tab) counts() map[string]int {
 	return eval[map[string]int](p, `Object.fromEntries([...document.querySelectorAll(".total[data-state]")].map((x) => [x.dataset.state, Number(x.dataset.count)]).filter(([, n]) => n))`)
 }
 
-func states(c *webtest.Cluster) map[string]int {
+func states(c *feedtest.Cluster) map[string]int {
 	out := make(map[string]int)
 	for _, n := range view.Build(c.Objects()).Nodes {
 		for _, g := range view.Page(n, "").GPUs {
@@ -120,7 +120,7 @@ func states(c *webtest.Cluster) map[string]int {
 	return out
 }
 
-func made(t *testing.T, state func() (*webtest.Cluster, error)) *webtest.Cluster {
+func made(t *testing.T, state func() (*feedtest.Cluster, error)) *feedtest.Cluster {
 	t.Helper()
 	c, err := state()
 	if err != nil {
@@ -130,7 +130,7 @@ func made(t *testing.T, state func() (*webtest.Cluster, error)) *webtest.Cluster
 }
 
 func TestEmpty(t *testing.T) {
-	p := open(t, serve(t, webtest.New()))
+	p := open(t, serve(t, feedtest.New()))
 	p.drawn()
 	if got := p.words("#map"); !strings.Contains(got, "No GPUs can be seen.") || !strings.Contains(got, "kubectl get gpuinventories") {
 		t.Errorf("an empty cluster: %s", got)
@@ -138,7 +138,7 @@ func TestEmpty(t *testing.T) {
 }
 
 func TestIdle(t *testing.T) {
-	c := made(t, webtest.Idle)
+	c := made(t, feedtest.Idle)
 	p := open(t, serve(t, c))
 	p.drawn()
 	p.compare(c)
@@ -153,7 +153,7 @@ func TestIdle(t *testing.T) {
 
 // TestMixed: everything that can be on a page, live, and by mouse and keys.
 func TestMixed(t *testing.T) {
-	c := made(t, webtest.Mixed)
+	c := made(t, feedtest.Mixed)
 	p := open(t, serve(t, c))
 	p.drawn()
 	p.compare(c)
@@ -219,7 +219,7 @@ func TestMixed(t *testing.T) {
 
 // TestRights: the page names the missing rights, and draws the rest.
 func TestRights(t *testing.T) {
-	c := made(t, webtest.Mixed)
+	c := made(t, feedtest.Mixed)
 	c.Deny("list resourceclaims", "list gpuinventories", "watch nodes")
 	p := open(t, serve(t, c))
 	p.drawn()
@@ -235,7 +235,7 @@ func TestRights(t *testing.T) {
 
 // TestTheme: the page is dark where the system is, until the user chooses.
 func TestTheme(t *testing.T) {
-	p := open(t, serve(t, webtest.New()))
+	p := open(t, serve(t, feedtest.New()))
 	p.drawn()
 	background := func() string { return eval[string](p, `getComputedStyle(document.body).backgroundColor`) }
 	scheme := func(value string) {
@@ -259,7 +259,7 @@ func TestTheme(t *testing.T) {
 
 // TestMany: 5,000 GPUs as cells, in pools, down to one of them.
 func TestMany(t *testing.T) {
-	c := made(t, webtest.Many)
+	c := made(t, feedtest.Many)
 	address := serve(t, c)
 	open(t, address).drawn() // until the cluster has been read
 	p := open(t, address)
@@ -301,10 +301,10 @@ func (p *tab) logTimes(browser string) {
 
 // TestOutline: the picture of the outline stays when everything has come.
 func TestOutline(t *testing.T) {
-	c := made(t, webtest.Many)
+	c := made(t, feedtest.Many)
 	held := make(chan struct{})
 	var hold atomic.Bool
-	address := serveBy(t, c, func(s *web.Server) http.Handler {
+	address := serveBy(t, c, func(s *page.Server) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if hold.Load() && strings.HasSuffix(r.URL.Path, "/events") {
 				select {

@@ -21,7 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed/feedtest"
 	"github.com/tessera-dra/tessera/test/apiserver"
 )
 
@@ -108,7 +108,7 @@ func program(t *testing.T, kubeconfig []byte) string {
 // TestServer: the program itself, on a real API server.
 func TestServer(t *testing.T) {
 	api, kubeconfig := realServer(t)
-	fake := made(t, webtest.Mixed)
+	fake := made(t, feedtest.Mixed)
 	o := fake.Objects()
 	namespaces := make(map[string]bool)
 	for i := range o.Claims {

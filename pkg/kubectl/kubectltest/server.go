@@ -1,4 +1,6 @@
-package main
+// Package kubectltest has an API server with a small cluster, for tests of what commands of
+// kubectl gpu print.
+package kubectltest
 
 import (
 	"bytes"
@@ -25,33 +27,37 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.txt again")
 
-// server is an API server that has some objects, and forbids or lacks some resources.
-type server struct {
-	// items by the path of their list.
-	items     map[string][]any
-	forbidden []string
-	// objects by their own path.
-	objects map[string]any
-	// metrics by path.
-	metrics map[string]string
-	// pages counts requests with a continue token.
-	pages atomic.Int32
-	// written are the requests that change something.
-	written []string
-	// conflict, if it isn't nil, is called with each request that replaces an object or
+// Server is an API server that has some objects, and forbids or lacks some resources.
+type Server struct {
+	// Items by the path of their list.
+	Items map[string][]any
+	// Forbidden are paths, or a method and a path, for which the user has no rights.
+	Forbidden []string
+	// Objects by their own path.
+	Objects map[string]any
+	// Metrics by path.
+	Metrics map[string]string
+	// Pages counts requests with a continue token.
+	Pages atomic.Int32
+	// Written are the requests that change something.
+	Written []string
+	// Conflict, if it isn't nil, is called with each request that replaces an object or
 	// deletes one of a version, and says whether to refuse it with a conflict.
-	conflict func() bool
-	// minor version of Kubernetes.
-	minor string
+	Conflict func() bool
+	// Minor version of Kubernetes.
+	Minor string
 }
 
-func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	reply := func(code int, v any) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(code)
@@ -60,29 +66,29 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	refuse := func(code int, reason metav1.StatusReason) {
 		reply(code, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: reason, Code: int32(code), Message: r.URL.Path})
 	}
-	if slices.Contains(s.forbidden, r.URL.Path) || slices.Contains(s.forbidden, r.Method+" "+r.URL.Path) {
+	if slices.Contains(s.Forbidden, r.URL.Path) || slices.Contains(s.Forbidden, r.Method+" "+r.URL.Path) {
 		refuse(http.StatusForbidden, metav1.StatusReasonForbidden)
 		return
 	}
-	if text, ok := s.metrics[r.URL.Path]; ok {
+	if text, ok := s.Metrics[r.URL.Path]; ok {
 		_, _ = io.WriteString(w, text)
 		return
 	}
-	if object, ok := s.objects[r.URL.Path]; ok && r.Method == http.MethodGet {
+	if object, ok := s.Objects[r.URL.Path]; ok && r.Method == http.MethodGet {
 		reply(http.StatusOK, object)
 		return
 	}
-	items, ok := s.items[r.URL.Path]
+	items, ok := s.Items[r.URL.Path]
 	if name, found := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name="); found {
 		items = slices.DeleteFunc(slices.Clone(items), func(x any) bool { return x.(resourceapi.DeviceTaintRule).Name != name })
 	}
 	switch {
-	case s.conflict != nil && ofVersion(r) && s.conflict():
+	case s.Conflict != nil && ofVersion(r) && s.Conflict():
 		refuse(http.StatusConflict, metav1.StatusReasonConflict)
 	case r.Method != http.MethodGet:
 		s.write(w, r, reply)
 	case r.URL.Path == "/version":
-		reply(http.StatusOK, map[string]string{"major": "1", "gitVersion": "v1." + s.minor + ".1"})
+		reply(http.StatusOK, map[string]string{"major": "1", "gitVersion": "v1." + s.Minor + ".1"})
 	case !ok:
 		refuse(http.StatusNotFound, metav1.StatusReasonNotFound)
 	case strings.HasPrefix(r.URL.Path, "/apis/resource.k8s.io/v1alpha3/"):
@@ -90,7 +96,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case len(items) > 1 && r.URL.Query().Get("limit") != "" && r.URL.Query().Get("continue") == "":
 		reply(http.StatusOK, map[string]any{"metadata": map[string]string{"continue": "rest"}, "items": items[:1]})
 	case r.URL.Query().Get("continue") != "":
-		s.pages.Add(1)
+		s.Pages.Add(1)
 		reply(http.StatusOK, map[string]any{"metadata": map[string]string{}, "items": items[1:]})
 	default:
 		reply(http.StatusOK, map[string]any{"metadata": map[string]string{}, "items": items})
@@ -114,7 +120,7 @@ func ofVersion(r *http.Request) bool {
 
 // write answers with the object that is written, stores nothing, and remembers the
 // request.
-func (s *server) write(w http.ResponseWriter, r *http.Request, reply func(int, any)) {
+func (s *Server) write(w http.ResponseWriter, r *http.Request, reply func(int, any)) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -132,16 +138,17 @@ func (s *server) write(w http.ResponseWriter, r *http.Request, reply func(int, a
 		object = known // it came as protobuf
 	}
 	if r.URL.Query().Get("dryRun") == "" {
-		s.written = append(s.written, r.Method+" "+r.URL.Path)
+		s.Written = append(s.Written, r.Method+" "+r.URL.Path)
 	}
 	reply(http.StatusOK, object)
 }
 
-const resources, own = "/apis/resource.k8s.io/v1/", "/apis/gpu.tessera.dev/v1alpha1/"
+// Resources and Own begin the paths of Kubernetes' and Tessera's own kinds.
+const Resources, Own = "/apis/resource.k8s.io/v1/", "/apis/gpu.tessera.dev/v1alpha1/"
 
-// cluster has a node of three H100s: one with partitions, one in use as a whole, one
+// New has a node of three H100s: one with partitions, one in use as a whole, one
 // broken.
-func cluster(t *testing.T) *server {
+func New(t *testing.T) *Server {
 	t.Helper()
 	n, err := offertest.Node("h100-80gb", 3)
 	if err != nil {
@@ -150,29 +157,31 @@ func cluster(t *testing.T) *server {
 	n.GPUs[2].Conditions = []gpu.Condition{{Type: gpu.ResetRequired, Message: "XID 95: the driver asks for a reset"}}
 	inv := v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
 	inventory.SetFacts(&inv.Status, n)
-	s := &server{minor: "37", items: map[string][]any{
-		own + "gpuinventories": {inv}, own + "sharingpolicies": {}, "/apis/apps/v1/daemonsets": {}, "/api/v1/nodes": {map[string]any{"metadata": map[string]any{"name": n.Name}}},
-		resources + "deviceclasses": {class("gpu.nvidia.com", "gpu"), class("mig.nvidia.com", "mig"), class("mps.gpu.nvidia.com", "mps")},
-		resources + "resourceclaims": {
-			claim("team", "train-gpu", "train-0", "gpu-00000002"), claim("team", "infer-7c9-gpu", "infer-7c9-xk2p1", "gpu-00000001-mig-3g40gb-4"),
-			claim("lab", "notebook", "", "gpu-00000001-mig-1g10gb-0"),
+	s := &Server{Minor: "37", Items: map[string][]any{
+		Own + "gpuinventories": {inv}, Own + "sharingpolicies": {}, "/apis/apps/v1/daemonsets": {}, "/api/v1/nodes": {map[string]any{"metadata": map[string]any{"name": n.Name}}},
+		Resources + "deviceclasses": {Class("gpu.nvidia.com", "gpu"), Class("mig.nvidia.com", "mig"), Class("mps.gpu.nvidia.com", "mps")},
+		Resources + "resourceclaims": {
+			Claim("team", "train-gpu", "train-0", "gpu-00000002"), Claim("team", "infer-7c9-gpu", "infer-7c9-xk2p1", "gpu-00000001-mig-3g40gb-4"),
+			Claim("lab", "notebook", "", "gpu-00000001-mig-1g10gb-0"),
 		},
 	}}
 	plan := v1alpha1.Plan{Partitioned: &v1alpha1.PartitionedPlan{}}
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: "u"}
 	for _, x := range publish.Pool(owner, offer.Build(n, offertest.OnePlan(n, plan), nil, offer.Server{Counters: true, MaxTainted: 64}), publish.SplitCounters) {
-		s.items[resources+"resourceslices"] = append(s.items[resources+"resourceslices"], x)
+		s.Items[Resources+"resourceslices"] = append(s.Items[Resources+"resourceslices"], x)
 	}
 	return s
 }
 
-func class(name, kind string) resourceapi.DeviceClass {
+// Class is a DeviceClass that selects devices of a type.
+func Class(name, kind string) resourceapi.DeviceClass {
 	c := resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	c.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["gpu.nvidia.com"].type == "` + kind + `"`}}}
 	return c
 }
 
-func claim(namespace, name, pod, device string) resourceapi.ResourceClaim {
+// Claim is a claim that has a device of the node, for a pod if there is one.
+func Claim(namespace, name, pod, device string) resourceapi.ResourceClaim {
 	c := resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "u"}}
 	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{Driver: gpu.DriverName, Pool: "node", Device: device}},
@@ -183,7 +192,8 @@ func claim(namespace, name, pod, device string) resourceapi.ResourceClaim {
 	return c
 }
 
-func compare(t *testing.T, name, got string) {
+// CompareFile compares an output with a file of testdata, or writes the file with -update.
+func CompareFile(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name+".txt")
 	if *update {
@@ -200,37 +210,61 @@ func compare(t *testing.T, name, got string) {
 	}
 }
 
-// execute runs kubectl gpu with the arguments, and returns its output and its error's text
+// Execute runs kubectl gpu with the arguments, and returns its output and its error's text
 // at the end.
-func (s *server) execute(t *testing.T, command func(genericclioptions.IOStreams) *cobra.Command, in string, args ...string) string {
+func (s *Server) Execute(t *testing.T, command func(genericclioptions.IOStreams) *cobra.Command, in string, args ...string) string {
 	t.Helper()
 	api := httptest.NewServer(s)
 	defer api.Close()
 	var out bytes.Buffer
 	cmd := command(genericclioptions.IOStreams{In: strings.NewReader(in), Out: &out, ErrOut: &out})
-	cmd.SetArgs(append(args, "--server", api.URL, "--kubeconfig", kubeconfig(t)))
+	cmd.SetArgs(append(args, "--server", api.URL, "--kubeconfig", Kubeconfig(t)))
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
 		out.WriteString("error: " + err.Error() + "\n")
 	}
 	return strings.ReplaceAll(out.String(), api.URL, "SERVER")
 }
 
-// run runs one command of kubectl gpu; its name is the first argument.
-func (s *server) run(t *testing.T, sub func(*options) *cobra.Command, on screen, in string, args ...string) string {
+// Run runs one command of kubectl gpu; its name is the first argument.
+func (s *Server) Run(t *testing.T, sub func(*cluster.Options) *cobra.Command, on terminal.Screen, in string, args ...string) string {
 	t.Helper()
-	return s.execute(t, func(streams genericclioptions.IOStreams) *cobra.Command {
-		o := newOptions(streams, on)
+	return s.Execute(t, func(streams genericclioptions.IOStreams) *cobra.Command {
+		o := cluster.NewOptions(streams, on)
 		cmd := &cobra.Command{Use: "kubectl-gpu", SilenceUsage: true, SilenceErrors: true}
 		cmd.SetOut(o.Out)
 		cmd.SetErr(o.ErrOut)
-		o.flags.AddFlags(cmd.PersistentFlags())
+		o.Flags.AddFlags(cmd.PersistentFlags())
 		cmd.AddCommand(sub(o))
 		return cmd
 	}, in, args...)
 }
 
-// kubeconfig returns the path of an empty kubeconfig.
-func kubeconfig(t *testing.T) string {
+// Case is a run of a command.
+type Case struct {
+	Screen terminal.Screen
+	In     string
+	// Change changes the server, if it isn't nil.
+	Change func(*Server)
+	Args   []string
+}
+
+// Compare compares the output of each run of a command with the file of testdata that has
+// the case's name.
+func Compare(t *testing.T, sub func(*cluster.Options) *cobra.Command, cases map[string]Case) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			s := New(t)
+			if tc.Change != nil {
+				tc.Change(s)
+			}
+			CompareFile(t, name, s.Run(t, sub, tc.Screen, tc.In, tc.Args...))
+		})
+	}
+}
+
+// Kubeconfig returns the path of an empty kubeconfig.
+func Kubeconfig(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(file, []byte("apiVersion: v1\nkind: Config\n"), 0o600); err != nil {

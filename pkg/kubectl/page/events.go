@@ -1,4 +1,4 @@
-package web
+package page
 
 import (
 	"bytes"
@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
 )
 
 // stalled is how long a browser may take to read a part of the events.
@@ -26,14 +28,14 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := stream{w, http.NewResponseController(w)}
 	for version := uint64(0); ; {
-		c, err := s.source.since(r.Context(), version)
+		c, err := s.source.Since(r.Context(), version)
 		if err != nil {
 			return
 		}
 		if out.change(c) != nil {
 			return // the browser is gone, or stalled; it asks again
 		}
-		version = c.version
+		version = c.Version
 	}
 }
 
@@ -43,18 +45,18 @@ type stream struct {
 	control *http.ResponseController
 }
 
-func (s stream) change(c change) error {
+func (s stream) change(c feed.Change) error {
 	var err error
-	if c.cluster != nil {
-		err = s.send("cluster", c.cluster)
+	if c.Cluster != nil {
+		err = s.send("cluster", c.Cluster)
 	}
-	for part := range slices.Chunk(c.nodes, batch) {
+	for part := range slices.Chunk(c.Nodes, batch) {
 		err = errors.Join(err, s.send("nodes", array(part)))
 	}
-	if len(c.gone) > 0 {
-		err = errors.Join(err, s.send("gone", encode(c.gone)))
+	if len(c.Gone) > 0 {
+		err = errors.Join(err, s.send("gone", feed.Encode(c.Gone)))
 	}
-	if c.all {
+	if c.All {
 		err = errors.Join(err, s.send("all", []byte("{}")))
 	}
 	return errors.Join(err, s.control.Flush())

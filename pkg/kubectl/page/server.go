@@ -1,4 +1,6 @@
-package web
+// Package page serves the page of kubectl gpu web: the map of a cluster's GPUs, drawn in a
+// browser of the same machine from what package feed knows.
+package page
 
 import (
 	"context"
@@ -12,10 +14,12 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
 )
 
-//go:embed page
-var page embed.FS
+//go:embed files
+var files embed.FS
 
 // Why answers why a pod waits: a value whose JSON has the fields text and change.
 type Why func(ctx context.Context, namespace, pod string) (any, error)
@@ -30,7 +34,7 @@ type Why func(ctx context.Context, namespace, pod string) (any, error)
 // to other paths. The Host header is checked, because a name of an attacker's could be
 // made to mean this address.
 type Server struct {
-	source *Source
+	source *feed.Source
 	why    Why
 	// hosts are the values of the Host header that name the address.
 	hosts []string
@@ -41,7 +45,7 @@ type Server struct {
 }
 
 // NewServer makes a server of the page on a loopback address.
-func NewServer(address net.Addr, source *Source, why Why) (*Server, error) {
+func NewServer(address net.Addr, source *feed.Source, why Why) (*Server, error) {
 	at, ok := address.(*net.TCPAddr)
 	if !ok || !at.IP.IsLoopback() {
 		return nil, fmt.Errorf("%s isn't an address that only this machine can reach", address)
@@ -119,16 +123,16 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, name string) {
 		s.events(w, r)
 	case "outline":
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(s.source.outlines())
+		_, _ = w.Write(s.source.Outlines())
 	case "why":
 		s.answer(w, r)
 	default:
-		files, err := fs.Sub(page, "page")
+		page, err := fs.Sub(files, "files")
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		http.StripPrefix(strings.TrimSuffix(s.path, "/"), http.FileServerFS(files)).ServeHTTP(w, r)
+		http.StripPrefix(strings.TrimSuffix(s.path, "/"), http.FileServerFS(page)).ServeHTTP(w, r)
 	}
 }
 
@@ -139,5 +143,5 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 		out = map[string]string{"text": err.Error()}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(encode(out))
+	_, _ = w.Write(feed.Encode(out))
 }

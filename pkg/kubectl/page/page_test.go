@@ -1,4 +1,4 @@
-package web_test
+package page_test
 
 import (
 	"bufio"
@@ -20,16 +20,17 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed/feedtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/page"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
 var seed = flag.Uint64("seed", rand.Uint64(), "seed of the random changes; printed with a failure")
 
-func source(t *testing.T, c *webtest.Cluster) *web.Source {
+func source(t *testing.T, c *feedtest.Cluster) *feed.Source {
 	t.Helper()
-	s, err := web.NewSource(c.Resources(), web.SourceOptions{Cluster: "test", Namespace: "vision", PoolLabels: view.PoolLabels()})
+	s, err := feed.NewSource(c.Resources(), feed.SourceOptions{Cluster: "test", Namespace: "vision", PoolLabels: view.PoolLabels()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,14 +38,14 @@ func source(t *testing.T, c *webtest.Cluster) *web.Source {
 }
 
 // serve serves a cluster until the test ends.
-func serve(t *testing.T, c *webtest.Cluster) *web.Server {
+func serve(t *testing.T, c *feedtest.Cluster) *page.Server {
 	t.Helper()
 	s := source(t, c)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler, err := web.NewServer(listener.Addr(), s, func(_ context.Context, namespace, pod string) (any, error) {
+	handler, err := page.NewServer(listener.Addr(), s, func(_ context.Context, namespace, pod string) (any, error) {
 		return map[string]string{"text": "because of " + namespace + "/" + pod}, nil
 	})
 	if err != nil {
@@ -87,14 +88,14 @@ func get(t *testing.T, client *http.Client, url string) *http.Response {
 
 // screen is the content of a page that follows the events.
 type screen struct {
-	Cluster web.Cluster
+	Cluster feed.Cluster
 	Nodes   map[string]view.PageNode
 	all     bool
 	events  *bufio.Scanner
 }
 
 // open opens the page, and follows its events.
-func open(t *testing.T, s *web.Server) *screen {
+func open(t *testing.T, s *page.Server) *screen {
 	t.Helper()
 	client := browser(t)
 	at := get(t, client, s.URL()).Request.URL
@@ -131,7 +132,7 @@ func (s *screen) apply(t *testing.T, event string, data []byte) {
 	var err error
 	switch event {
 	case "cluster":
-		s.Cluster = web.Cluster{}
+		s.Cluster = feed.Cluster{}
 		err = json.Unmarshal(data, &s.Cluster)
 	case "nodes":
 		var nodes []view.PageNode
@@ -156,7 +157,7 @@ func (s *screen) apply(t *testing.T, event string, data []byte) {
 }
 
 // want is the page of the whole model, built at once.
-func want(t *testing.T, c *webtest.Cluster) map[string]view.PageNode {
+func want(t *testing.T, c *feedtest.Cluster) map[string]view.PageNode {
 	t.Helper()
 	out := make(map[string]view.PageNode)
 	for _, n := range view.Build(c.Objects()).Nodes {
@@ -179,7 +180,7 @@ func want(t *testing.T, c *webtest.Cluster) map[string]view.PageNode {
 func TestFollows(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	random := rand.New(rand.NewPCG(*seed, 0))
-	c, err := webtest.Mixed()
+	c, err := feedtest.Mixed()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +233,7 @@ func TestFollows(t *testing.T) {
 // TestPodGroup: the page shows a PodGroup as such, and not the few of its pods that are
 // pending.
 func TestPodGroup(t *testing.T) {
-	c, err := webtest.Mixed()
+	c, err := feedtest.Mixed()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +267,7 @@ func TestPodGroup(t *testing.T) {
 
 // TestSendsWhatChanged: a change of one node is sent alone, also to who comes back.
 func TestSendsWhatChanged(t *testing.T) {
-	c, err := webtest.Mixed()
+	c, err := feedtest.Mixed()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +315,7 @@ func TestRights(t *testing.T) {
 		"pods": {denied: []string{"list pods", "list pods in"}, notes: [][2]string{{"pods", "list"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := webtest.Mixed()
+			c, err := feedtest.Mixed()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -341,7 +342,7 @@ func TestRights(t *testing.T) {
 // TestIgnored: the page names objects that are ignored as long as they are there, always
 // in the same order.
 func TestIgnored(t *testing.T) {
-	c, err := webtest.Mixed()
+	c, err := feedtest.Mixed()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -355,7 +356,7 @@ func TestIgnored(t *testing.T) {
 		c.TaintRules.Add(rules[i])
 	}
 	page.until(t, "the note with the rules in order", func() bool {
-		return cmp.Equal(page.Cluster.Notes, []web.Note{{Resource: "devicetaintrules", Text: strings.Join(sentences, " ")}})
+		return cmp.Equal(page.Cluster.Notes, []feed.Note{{Resource: "devicetaintrules", Text: strings.Join(sentences, " ")}})
 	})
 	for _, r := range rules {
 		c.TaintRules.Delete(r.DeepCopy())
@@ -365,7 +366,7 @@ func TestIgnored(t *testing.T) {
 
 // TestRightsCome: objects that become readable are shown.
 func TestRightsCome(t *testing.T) {
-	c, err := webtest.Mixed()
+	c, err := feedtest.Mixed()
 	if err != nil {
 		t.Fatal(err)
 	}

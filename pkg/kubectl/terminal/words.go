@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"fmt"
@@ -7,11 +7,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-// nothingSeen is printed instead of an empty table or map.
-const nothingSeen = "No GPUs can be seen."
+// NothingSeen is printed instead of an empty table or map.
+const NothingSeen = "No GPUs can be seen."
 
-// kind is how a row names a device: "mig 3g.40gb", "mps 1/4", "gpu (admin access)".
-func kind(u view.Use) string {
+// Kind is how a row names a device: "mig 3g.40gb", "mps 1/4", "gpu (admin access)".
+func Kind(u view.Use) string {
 	out := u.Type
 	if u.Profile != "" {
 		out += " " + u.Profile
@@ -28,15 +28,16 @@ func kind(u view.Use) string {
 	return out
 }
 
-func memory(n int64) string {
+// Memory writes an amount of memory in gibibytes; "" for none.
+func Memory(n int64) string {
 	if n == 0 {
 		return ""
 	}
-	return gibibytes(n)
+	return Gibibytes(n)
 }
 
-// pods names the users of a claim, with the phases of pods in a wide table.
-func pods(u view.Use, wide bool) string {
+// Pods names the users of a claim, with the phases of pods in a wide table.
+func Pods(u view.Use, wide bool) string {
 	out := u.Users()
 	for i, p := range u.Pods {
 		if wide && p.Phase != "" {
@@ -46,8 +47,8 @@ func pods(u view.Use, wide bool) string {
 	return strings.Join(out, ",")
 }
 
-// gibibytes writes an amount of memory in gibibytes.
-func gibibytes(n int64) string {
+// Gibibytes writes an amount of memory in gibibytes.
+func Gibibytes(n int64) string {
 	gib := float64(n) / (1 << 30)
 	if gib >= 10 || gib == float64(int64(gib)) {
 		return fmt.Sprintf("%dGi", int64(gib))
@@ -55,7 +56,8 @@ func gibibytes(n int64) string {
 	return fmt.Sprintf("%.1fGi", gib)
 }
 
-func count(n int, what string) string {
+// Count writes a number of things: "1 pod", "2 pods".
+func Count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}

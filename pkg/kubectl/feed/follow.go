@@ -1,4 +1,4 @@
-package web
+package feed
 
 import (
 	"context"
@@ -24,7 +24,7 @@ type Update struct {
 // or the context ends. The source has to run meanwhile.
 func (s *Source) Follow(ctx context.Context, f func(Update) error) error {
 	for version := uint64(0); ; {
-		c, err := s.since(ctx, version)
+		c, err := s.Since(ctx, version)
 		if err != nil {
 			return err
 		}
@@ -35,19 +35,19 @@ func (s *Source) Follow(ctx context.Context, f func(Update) error) error {
 		if err != nil {
 			return err
 		}
-		version = c.version
+		version = c.Version
 	}
 }
 
-func (c change) decode() (Update, error) {
-	out := Update{Nodes: make([]view.PageNode, len(c.nodes)), Gone: c.gone, All: c.all}
-	if c.cluster != nil {
+func (c Change) decode() (Update, error) {
+	out := Update{Nodes: make([]view.PageNode, len(c.Nodes)), Gone: c.Gone, All: c.All}
+	if c.Cluster != nil {
 		out.Cluster = new(Cluster)
-		if err := json.Unmarshal(c.cluster, out.Cluster); err != nil {
+		if err := json.Unmarshal(c.Cluster, out.Cluster); err != nil {
 			return out, fmt.Errorf("decode the cluster: %w", err)
 		}
 	}
-	for i, raw := range c.nodes {
+	for i, raw := range c.Nodes {
 		if err := json.Unmarshal(raw, &out.Nodes[i]); err != nil {
 			return out, fmt.Errorf("decode a node: %w", err)
 		}

@@ -1,7 +1,7 @@
-// Package web serves the page of `kubectl gpu web`: the map of a cluster's GPUs, drawn
-// in a browser of the same machine, and kept up to date by watches with the rights of
-// the user. It keeps nothing, and writes nothing to the cluster.
-package web
+// Package feed follows a cluster's GPUs by watches with the rights of the user: it keeps the
+// data of the page of kubectl gpu web, and of kubectl gpu slots --watch, up to date. It
+// writes nothing to the cluster.
+package feed
 
 import (
 	"context"
@@ -105,12 +105,12 @@ func nodesOfClaim(obj any) []string {
 	return sets.List(out)
 }
 
-// cluster stands, among the names of nodes, for the part of the page that isn't of one.
-const cluster = ""
+// noNode stands, among the names of nodes, for the part of the page that isn't of one.
+const noNode = ""
 
 // nodesOfPolicy are those that its status lists.
 func nodesOfPolicy(obj any) []string {
-	out := []string{cluster}
+	out := []string{noNode}
 	if o, ok := obj.(*v1alpha1.SharingPolicy); ok {
 		for _, n := range o.Status.Served {
 			out = append(out, n.Node)
@@ -200,7 +200,7 @@ func (s *Source) derive(started bool) bool {
 		s.options.OnNotes(head.Notes)
 	}
 	read := len(head.Reading) == 0
-	s.board.put(encode(head), changed, read)
+	s.board.put(Encode(head), changed, read)
 	return read
 }
 
@@ -215,7 +215,7 @@ func (s *Source) takeDirty() []string {
 			dirty.Insert(f.informer.GetIndexer().ListIndexFuncValues(byNode)...)
 		}
 	}
-	dirty.Delete(cluster)
+	dirty.Delete(noNode)
 	return slices.Sorted(maps.Keys(dirty))
 }
 
@@ -250,12 +250,12 @@ func (s *Source) node(name string) nodeJSON {
 		labels = of.Labels
 	}
 	page := view.Page(n, view.Pool(n, labels, s.options.PoolLabels))
-	return nodeJSON{encode(page), encode(page.Outline())}
+	return nodeJSON{Encode(page), Encode(page.Outline())}
 }
 
 func inGroup(p corev1.Pod) bool { return p.Spec.SchedulingGroup != nil }
 
-func encode(v any) json.RawMessage {
+func Encode(v any) json.RawMessage {
 	raw, err := json.Marshal(v)
 	if err != nil {
 		panic(fmt.Sprintf("encode %T: %v", v, err)) // types of this program, all of which have a JSON

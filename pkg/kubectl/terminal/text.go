@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"bytes"
@@ -25,13 +25,13 @@ func visible(r rune) rune {
 	}
 }
 
-// oneLine returns a text that another program has written as one line, without characters
+// OneLine returns a text that another program has written as one line, without characters
 // that a terminal acts on.
-func oneLine(s string) string { return strings.Map(visible, s) }
+func OneLine(s string) string { return strings.Map(visible, s) }
 
-// document returns v as JSON. Characters that a terminal acts on, or that YAML doesn't have,
+// Document returns v as JSON. Characters that a terminal acts on, or that YAML doesn't have,
 // are escaped.
-func document(v any, indent string) ([]byte, error) {
+func Document(v any, indent string) ([]byte, error) {
 	var raw, out bytes.Buffer
 	e := json.NewEncoder(&raw)
 	e.SetIndent("", indent)
@@ -48,16 +48,16 @@ func document(v any, indent string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// oneLines makes each text in a value one line, so that no node's text can pass for other
+// OneLines makes each text in a value one line, so that no node's text can pass for other
 // lines or columns. The value is a pointer; its maps stay as they are: their keys and values
 // are names and labels, which API servers check.
-func oneLines(v any) { makeOneLines(reflect.ValueOf(v)) }
+func OneLines(v any) { makeOneLines(reflect.ValueOf(v)) }
 
 func makeOneLines(v reflect.Value) {
 	switch v.Kind() { //nolint:exhaustive // the others have no texts
 	case reflect.String:
 		if v.CanSet() {
-			v.SetString(oneLine(v.String()))
+			v.SetString(OneLine(v.String()))
 		}
 	case reflect.Pointer:
 		makeOneLines(v.Elem())
@@ -74,16 +74,16 @@ func makeOneLines(v reflect.Value) {
 	}
 }
 
-// write prints v as JSON or YAML.
-func write(w io.Writer, form string, v any) error {
-	raw, err := document(v, "  ")
+// Write prints v as JSON or YAML.
+func Write(w io.Writer, form string, v any) error {
+	raw, err := Document(v, "  ")
 	if err == nil && form == "yaml" {
 		raw, err = yaml.JSONToYAML(raw)
 	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", strings.ToUpper(form), err)
 	}
-	if t, ok := w.(terminal); ok {
+	if t, ok := w.(Writer); ok {
 		w = t.Writer // a document has the texts of nodes as they are
 	}
 	_, err = w.Write(raw)

@@ -1,4 +1,4 @@
-package main
+package cluster
 
 import (
 	"context"
@@ -10,22 +10,22 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
 )
 
-// judge reads the objects that a scheduler uses for a pod, or for claims alone. It
+// Judge reads the objects that a scheduler uses for a pod, or for claims alone. It
 // fails if the user may not read the slices, classes or claims, because the answer would be
 // wrong without them.
-func (r *reader) judge(ctx context.Context, namespace string, pod *corev1.Pod) (*fit.Judge, fit.Objects, error) {
+func (r *Reader) Judge(ctx context.Context, namespace string, pod *corev1.Pod) (*fit.Judge, fit.Objects, error) {
 	var o fit.Objects
 	var err error
-	if o.Slices, err = r.slices(ctx, ""); err != nil {
+	if o.Slices, err = r.Slices(ctx, ""); err != nil {
 		return nil, o, err
 	}
 	if o.Classes, err = r.classes(ctx); err != nil {
 		return nil, o, err
 	}
-	if o.Claims, _, err = r.claims(ctx, namespace); err != nil {
+	if o.Claims, _, err = r.Claims(ctx, namespace); err != nil {
 		return nil, o, err
 	}
-	if err := r.requireRead("what fits", slicesName, classesName, claimsName); err != nil {
+	if err := r.RequireRead("what fits", SlicesName, classesName, ClaimsName); err != nil {
 		return nil, o, err
 	}
 	if len(o.Slices) == 0 {
@@ -34,7 +34,7 @@ func (r *reader) judge(ctx context.Context, namespace string, pod *corev1.Pod) (
 	if o.TaintRules, err = r.taintRules(ctx); err != nil {
 		return nil, o, err
 	}
-	if o.Nodes, err = r.nodes(ctx); err != nil {
+	if o.Nodes, err = r.Nodes(ctx); err != nil {
 		return nil, o, err
 	}
 	if pod != nil && o.ServedByPlugins(pod) {
@@ -48,14 +48,14 @@ func (r *reader) judge(ctx context.Context, namespace string, pod *corev1.Pod) (
 // allocatorVersion is the Kubernetes whose allocator judges: that of go.mod.
 const allocatorVersion = "1.37"
 
-// noteVersion notes that the cluster's scheduler is of another version.
-func (r *reader) noteVersion() {
-	v, err := r.kube.Discovery().ServerVersion()
+// NoteVersion notes that the cluster's scheduler is of another version.
+func (r *Reader) NoteVersion() {
+	v, err := r.Kube.Discovery().ServerVersion()
 	if err != nil {
 		return // it is for a note only
 	}
 	minor := strings.Join(strings.SplitN(strings.TrimPrefix(v.GitVersion, "v"), ".", 3)[:2], ".")
 	if minor != allocatorVersion {
-		r.note("This is the judgement of the allocator of Kubernetes %s; the cluster's is %s, and older schedulers may find less (%sallocators.md).", allocatorVersion, minor, documents)
+		r.Note("This is the judgement of the allocator of Kubernetes %s; the cluster's is %s, and older schedulers may find less (%sallocators.md).", allocatorVersion, minor, Documents)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"io"
@@ -6,20 +6,20 @@ import (
 	"unicode/utf8"
 )
 
-// terminal writes texts without characters that a terminal acts on: nodes and other
+// Writer writes texts without characters that a terminal acts on: nodes and other
 // programs than this one have written parts of them. Line breaks and tabs stay, and, if
 // it has colours, those of this program.
-type terminal struct {
+type Writer struct {
 	io.Writer
 
-	colour bool
+	Colour bool
 }
 
 // Write implements io.Writer.
-func (t terminal) Write(p []byte) (int, error) {
+func (t Writer) Write(p []byte) (int, error) {
 	var out strings.Builder
 	for text := string(p); text != ""; {
-		if own := ownColour(text); t.colour && own != "" {
+		if own := ownColour(text); t.Colour && own != "" {
 			out.WriteString(own)
 			text = text[len(own):]
 			continue

@@ -1,4 +1,7 @@
-package main
+// Package cluster reads the cluster for the commands of kubectl gpu, with the rights of
+// their user: what the user may not read is noted, and the commands show the rest. It also
+// has the options of all commands.
+package cluster
 
 import (
 	"context"
@@ -19,27 +22,29 @@ import (
 	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 )
 
-// pageSize is how many objects one request asks for.
-const pageSize = 500
+// PageSize is how many objects one request asks for.
+const PageSize = 500
 
-// reader reads objects of the cluster for a command.
-type reader struct {
-	missing   missing
-	kube      kubernetes.Interface
-	own       rest.Interface // of Tessera's own kinds
-	resources *draclient.Client
-	rules     *ruleClient
-	// notes are sentences for the user, such as those about what couldn't be read.
-	notes  []string
+// Reader reads objects of the cluster for a command. It isn't safe for concurrent use.
+type Reader struct {
+	missing Missing
+	Kube    kubernetes.Interface
+	Own     rest.Interface // of Tessera's own kinds
+	DRA     *draclient.Client
+	Rules   *ruleClient
+	// Notes are sentences for the user, such as those about what couldn't be read.
+	Notes  []string
 	unread []unread
 }
 
-func (o *options) reader(lacks missing) (*reader, error) {
-	cfg, err := o.flags.ToRESTConfig()
+// Reader makes a reader for a command whose output lacks these parts if it can't read all.
+func (o *Options) Reader(lacks Missing) (*Reader, error) {
+	cfg, err := o.Flags.ToRESTConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -59,13 +64,13 @@ func (o *options) reader(lacks missing) (*reader, error) {
 	}
 	resources := draclient.New(kube)
 	rules := &ruleClient{current: resources.DeviceTaintRules(), alpha: alpha.Resource(resourcev1alpha3.SchemeGroupVersion.WithResource("devicetaintrules"))}
-	return &reader{missing: lacks, kube: kube, own: own, resources: resources, rules: rules}, nil
+	return &Reader{missing: lacks, Kube: kube, Own: own, DRA: resources, Rules: rules}, nil
 }
 
 // list reads all objects of a resource, page by page.
-func list[T any](ctx context.Context, from web.Resource, namespace string, o metav1.ListOptions) ([]T, error) {
+func list[T any](ctx context.Context, from feed.Resource, namespace string, o metav1.ListOptions) ([]T, error) {
 	var out []T
-	o.Limit = pageSize
+	o.Limit = PageSize
 	for {
 		page, err := from.List(ctx, namespace, o)
 		if err != nil {
@@ -91,24 +96,24 @@ func list[T any](ctx context.Context, from web.Resource, namespace string, o met
 }
 
 // read reads the objects of a resource; none if it can't be read, which is noted.
-func read[T any](ctx context.Context, r *reader, from web.Resource) ([]T, error) {
+func read[T any](ctx context.Context, r *Reader, from feed.Resource) ([]T, error) {
 	out, err := list[T](ctx, from, "", metav1.ListOptions{})
-	return out, r.tolerateUnread(err, from.Name)
+	return out, r.TolerateUnread(err, from.Name)
 }
 
-// slices are those that the field selector means.
-func (r *reader) slices(ctx context.Context, selector string) ([]resourceapi.ResourceSlice, error) {
+// Slices are those that the field selector means.
+func (r *Reader) Slices(ctx context.Context, selector string) ([]resourceapi.ResourceSlice, error) {
 	from := r.sliceResource(selector)
 	out, err := list[resourceapi.ResourceSlice](ctx, from, "", metav1.ListOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("the %s (%w)", noDRA, err)
 	}
-	return out, r.tolerateUnread(err, from.Name)
+	return out, r.TolerateUnread(err, from.Name)
 }
 
 // taintRules are those that the API server serves: up to Kubernetes 1.36 it has none by
 // default.
-func (r *reader) taintRules(ctx context.Context) ([]resourceapi.DeviceTaintRule, error) {
+func (r *Reader) taintRules(ctx context.Context) ([]resourceapi.DeviceTaintRule, error) {
 	from := r.ruleResource()
 	out, err := list[resourceapi.DeviceTaintRule](ctx, from, "", metav1.ListOptions{})
 	if apierrors.IsNotFound(err) {
@@ -116,22 +121,22 @@ func (r *reader) taintRules(ctx context.Context) ([]resourceapi.DeviceTaintRule,
 	}
 	for i := range out {
 		if text := whyIgnored(&out[i]); text != "" {
-			r.note("%s", text)
+			r.Note("%s", text)
 		}
 	}
-	return out, r.tolerateUnread(err, from.Name)
+	return out, r.TolerateUnread(err, from.Name)
 }
 
-// claims are those of all namespaces, or, if the user may not list them, of one. Then, or
+// Claims are those of all namespaces, or, if the user may not list them, of one. Then, or
 // if none could be listed, there may be more.
-func (r *reader) claims(ctx context.Context, namespace string) (out []resourceapi.ResourceClaim, more bool, err error) {
+func (r *Reader) Claims(ctx context.Context, namespace string) (out []resourceapi.ResourceClaim, more bool, err error) {
 	from := r.claimResource()
 	out, err = list[resourceapi.ResourceClaim](ctx, from, "", metav1.ListOptions{})
 	if !apierrors.IsForbidden(err) {
-		return out, err != nil, r.tolerateUnread(err, from.Name)
+		return out, err != nil, r.TolerateUnread(err, from.Name)
 	}
 	if out, err = list[resourceapi.ResourceClaim](ctx, from, namespace, metav1.ListOptions{}); err != nil {
-		return nil, true, r.tolerateUnread(err, from.Name)
+		return nil, true, r.TolerateUnread(err, from.Name)
 	}
 	r.addUnread(unread{
 		resource: from.Name, reason: fmt.Sprintf("You may list %s only in namespace %s", from.Name, namespace), but: "without those of other namespaces, ",
@@ -140,37 +145,39 @@ func (r *reader) claims(ctx context.Context, namespace string) (out []resourceap
 	return out, true, nil
 }
 
-func (r *reader) classes(ctx context.Context) ([]resourceapi.DeviceClass, error) {
+func (r *Reader) classes(ctx context.Context) ([]resourceapi.DeviceClass, error) {
 	return read[resourceapi.DeviceClass](ctx, r, r.classResource())
 }
 
-func (r *reader) nodes(ctx context.Context) ([]corev1.Node, error) {
+// Nodes are all of the cluster.
+func (r *Reader) Nodes(ctx context.Context) ([]corev1.Node, error) {
 	return read[corev1.Node](ctx, r, r.nodeResource())
 }
 
-func (r *reader) pods(ctx context.Context) ([]corev1.Pod, error) {
+func (r *Reader) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return read[corev1.Pod](ctx, r, r.podResource(""))
 }
 
-// inventories and policies are of Tessera's own kinds.
-func (r *reader) inventories(ctx context.Context) ([]v1alpha1.GPUInventory, error) {
+// Inventories are the GPUInventories.
+func (r *Reader) Inventories(ctx context.Context) ([]v1alpha1.GPUInventory, error) {
 	return read[v1alpha1.GPUInventory](ctx, r, r.inventoryResource())
 }
 
-func (r *reader) policies(ctx context.Context) ([]v1alpha1.SharingPolicy, error) {
+// Policies are the SharingPolicies.
+func (r *Reader) Policies(ctx context.Context) ([]v1alpha1.SharingPolicy, error) {
 	return read[v1alpha1.SharingPolicy](ctx, r, r.policyResource())
 }
 
-// note adds a sentence for the user, once.
-func (r *reader) note(format string, args ...any) {
-	if text := oneLine(fmt.Sprintf(format, args...)); !slices.Contains(r.notes, text) {
-		r.notes = append(r.notes, text)
+// Note adds a sentence for the user, once.
+func (r *Reader) Note(format string, args ...any) {
+	if text := terminal.OneLine(fmt.Sprintf(format, args...)); !slices.Contains(r.Notes, text) {
+		r.Notes = append(r.Notes, text)
 	}
 }
 
-// printNotes writes the notes.
-func (r *reader) printNotes(w io.Writer) {
-	for _, n := range r.notes {
+// PrintNotes writes the notes.
+func (r *Reader) PrintNotes(w io.Writer) {
+	for _, n := range r.Notes {
 		fmt.Fprintln(w, "note: "+n)
 	}
 }

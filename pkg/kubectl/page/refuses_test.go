@@ -1,4 +1,4 @@
-package web_test
+package page_test
 
 import (
 	"io"
@@ -8,13 +8,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web/webtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed/feedtest"
+	"github.com/tessera-dra/tessera/pkg/kubectl/page"
 )
 
 // TestRefuses: only who has the token gets anything.
 func TestRefuses(t *testing.T) {
-	s := serve(t, webtest.New())
+	s := serve(t, feedtest.New())
 	member := browser(t)
 	home := get(t, member, s.URL()).Request.URL
 	if home.RawQuery != "" {
@@ -64,14 +64,14 @@ func TestRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := web.NewServer(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 80}, nil, nil); err == nil {
+	if _, err := page.NewServer(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 80}, nil, nil); err == nil {
 		t.Error("an address that others can reach is taken")
 	}
 }
 
 // TestDefaultPort: browsers leave port 80 out of the Host header.
 func TestDefaultPort(t *testing.T) {
-	s, err := web.NewServer(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80}, nil, nil)
+	s, err := page.NewServer(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

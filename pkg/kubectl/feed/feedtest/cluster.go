@@ -1,6 +1,6 @@
-// Package webtest has clusters without an API server, for tests of the page: their
+// Package feedtest has clusters without an API server, for tests of the page: their
 // objects are published and allocated by the code that does it in real ones.
-package webtest
+package feedtest
 
 import (
 	"context"
@@ -20,10 +20,10 @@ import (
 	fcache "k8s.io/client-go/tools/cache/testing"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 	"github.com/tessera-dra/tessera/pkg/offer"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
@@ -76,8 +76,8 @@ func (c *Cluster) check(verb, plural, namespace string) error {
 }
 
 // Resources are for web.NewSource.
-func (c *Cluster) Resources() web.Resources {
-	of := func(plural string, s *fcache.FakeControllerSource, r web.Resource) web.Resource {
+func (c *Cluster) Resources() feed.Resources {
+	of := func(plural string, s *fcache.FakeControllerSource, r feed.Resource) feed.Resource {
 		r.Name, r.Missing = plural, plural+" aren't shown"
 		r.List = func(_ context.Context, namespace string, o metav1.ListOptions) (runtime.Object, error) {
 			if err := c.check("list", plural, namespace); err != nil {
@@ -100,14 +100,14 @@ func (c *Cluster) Resources() web.Resources {
 		}
 		return r
 	}
-	return web.Resources{
-		Slices:      of("resourceslices", c.Slices, web.Resource{Example: &resourceapi.ResourceSlice{}}),
-		Claims:      of("resourceclaims", c.Claims, web.Resource{Example: &resourceapi.ResourceClaim{}, Namespaced: true}),
-		Inventories: of("gpuinventories", c.Inventories, web.Resource{Example: &v1alpha1.GPUInventory{}}),
-		Policies:    of("sharingpolicies", c.Policies, web.Resource{Example: &v1alpha1.SharingPolicy{}}),
-		TaintRules:  of("devicetaintrules", c.TaintRules, web.Resource{Example: &resourceapi.DeviceTaintRule{}, WhyIgnored: whyIgnored}),
-		Nodes:       of("nodes", c.Nodes, web.Resource{Example: &corev1.Node{}}),
-		PendingPods: of("pods", c.Pods, web.Resource{Example: &corev1.Pod{}, Namespaced: true}),
+	return feed.Resources{
+		Slices:      of("resourceslices", c.Slices, feed.Resource{Example: &resourceapi.ResourceSlice{}}),
+		Claims:      of("resourceclaims", c.Claims, feed.Resource{Example: &resourceapi.ResourceClaim{}, Namespaced: true}),
+		Inventories: of("gpuinventories", c.Inventories, feed.Resource{Example: &v1alpha1.GPUInventory{}}),
+		Policies:    of("sharingpolicies", c.Policies, feed.Resource{Example: &v1alpha1.SharingPolicy{}}),
+		TaintRules:  of("devicetaintrules", c.TaintRules, feed.Resource{Example: &resourceapi.DeviceTaintRule{}, WhyIgnored: whyIgnored}),
+		Nodes:       of("nodes", c.Nodes, feed.Resource{Example: &corev1.Node{}}),
+		PendingPods: of("pods", c.Pods, feed.Resource{Example: &corev1.Pod{}, Namespaced: true}),
 	}
 }
 

@@ -1,4 +1,4 @@
-package main
+package cluster
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/cmd/kubectl-gpu/web"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
 )
 
 // Field selectors.
@@ -27,60 +27,60 @@ const (
 // noDRA completes "The".
 const noDRA = "API server doesn't serve resource.k8s.io: Dynamic Resource Allocation is off, or Kubernetes is older than 1.31"
 
-// followed are the resources that can be followed.
-func (r *reader) followed() web.Resources {
-	return web.Resources{
+// Resources are those that a page of the cluster is made of, as the user may read them.
+func (r *Reader) Resources() feed.Resources {
+	return feed.Resources{
 		Slices: r.sliceResource(ofDriver), Claims: r.claimResource(), TaintRules: r.ruleResource(), Inventories: r.inventoryResource(),
 		Policies: r.policyResource(), Nodes: r.nodeResource(), PendingPods: r.podResource(pending),
 	}
 }
 
-func (r *reader) sliceResource(selector string) web.Resource {
-	return served(r, selector, func(string) lister[*resourceapi.ResourceSliceList] { return r.resources.ResourceSlices() }, web.Resource{
-		Name: slicesName, Example: &resourceapi.ResourceSlice{},
+func (r *Reader) sliceResource(selector string) feed.Resource {
+	return served(r, selector, func(string) lister[*resourceapi.ResourceSliceList] { return r.DRA.ResourceSlices() }, feed.Resource{
+		Name: SlicesName, Example: &resourceapi.ResourceSlice{},
 		Absent: "The " + noDRA + ".",
 	})
 }
 
-func (r *reader) claimResource() web.Resource {
-	return served(r, "", func(ns string) lister[*resourceapi.ResourceClaimList] { return r.resources.ResourceClaims(ns) },
-		web.Resource{Name: claimsName, Example: &resourceapi.ResourceClaim{}, Namespaced: true})
+func (r *Reader) claimResource() feed.Resource {
+	return served(r, "", func(ns string) lister[*resourceapi.ResourceClaimList] { return r.DRA.ResourceClaims(ns) },
+		feed.Resource{Name: ClaimsName, Example: &resourceapi.ResourceClaim{}, Namespaced: true})
 }
 
-func (r *reader) classResource() web.Resource {
-	return served(r, "", func(string) lister[*resourceapi.DeviceClassList] { return r.resources.DeviceClasses() },
-		web.Resource{Name: classesName, Example: &resourceapi.DeviceClass{}})
+func (r *Reader) classResource() feed.Resource {
+	return served(r, "", func(string) lister[*resourceapi.DeviceClassList] { return r.DRA.DeviceClasses() },
+		feed.Resource{Name: classesName, Example: &resourceapi.DeviceClass{}})
 }
 
-func (r *reader) ruleResource() web.Resource {
-	return served(r, "", func(string) lister[*resourceapi.DeviceTaintRuleList] { return r.rules },
-		web.Resource{Name: rulesName, Example: &resourceapi.DeviceTaintRule{}, WhyIgnored: whyIgnored})
+func (r *Reader) ruleResource() feed.Resource {
+	return served(r, "", func(string) lister[*resourceapi.DeviceTaintRuleList] { return r.Rules },
+		feed.Resource{Name: RulesName, Example: &resourceapi.DeviceTaintRule{}, WhyIgnored: whyIgnored})
 }
 
-func (r *reader) nodeResource() web.Resource {
-	return served(r, "", func(string) lister[*corev1.NodeList] { return r.kube.CoreV1().Nodes() }, web.Resource{Name: nodesName, Example: &corev1.Node{}})
+func (r *Reader) nodeResource() feed.Resource {
+	return served(r, "", func(string) lister[*corev1.NodeList] { return r.Kube.CoreV1().Nodes() }, feed.Resource{Name: NodesName, Example: &corev1.Node{}})
 }
 
-func (r *reader) podResource(selector string) web.Resource {
-	return served(r, selector, func(ns string) lister[*corev1.PodList] { return r.kube.CoreV1().Pods(ns) },
-		web.Resource{Name: podsName, Example: &corev1.Pod{}, Namespaced: true})
+func (r *Reader) podResource(selector string) feed.Resource {
+	return served(r, selector, func(ns string) lister[*corev1.PodList] { return r.Kube.CoreV1().Pods(ns) },
+		feed.Resource{Name: PodsName, Example: &corev1.Pod{}, Namespaced: true})
 }
 
-func (r *reader) inventoryResource() web.Resource {
-	client := gentype.NewClientWithList[*v1alpha1.GPUInventory, *v1alpha1.GPUInventoryList]("gpuinventories", r.own, metav1.ParameterCodec, "",
+func (r *Reader) inventoryResource() feed.Resource {
+	client := gentype.NewClientWithList[*v1alpha1.GPUInventory, *v1alpha1.GPUInventoryList]("gpuinventories", r.Own, metav1.ParameterCodec, "",
 		func() *v1alpha1.GPUInventory { return new(v1alpha1.GPUInventory) }, func() *v1alpha1.GPUInventoryList { return new(v1alpha1.GPUInventoryList) })
-	return ownResource(r, inventoriesName, client, &v1alpha1.GPUInventory{})
+	return ownResource(r, InventoriesName, client, &v1alpha1.GPUInventory{})
 }
 
-func (r *reader) policyResource() web.Resource {
-	client := gentype.NewClientWithList[*v1alpha1.SharingPolicy, *v1alpha1.SharingPolicyList]("sharingpolicies", r.own, metav1.ParameterCodec, "",
+func (r *Reader) policyResource() feed.Resource {
+	client := gentype.NewClientWithList[*v1alpha1.SharingPolicy, *v1alpha1.SharingPolicyList]("sharingpolicies", r.Own, metav1.ParameterCodec, "",
 		func() *v1alpha1.SharingPolicy { return new(v1alpha1.SharingPolicy) }, func() *v1alpha1.SharingPolicyList { return new(v1alpha1.SharingPolicyList) })
-	return ownResource(r, policiesName, client, &v1alpha1.SharingPolicy{})
+	return ownResource(r, PoliciesName, client, &v1alpha1.SharingPolicy{})
 }
 
-func ownResource[L runtime.Object](r *reader, name string, client lister[L], example runtime.Object) web.Resource {
+func ownResource[L runtime.Object](r *Reader, name string, client lister[L], example runtime.Object) feed.Resource {
 	absent := fmt.Sprintf("The cluster has no %s: %s. Is Tessera installed there?", name, r.missing[name])
-	return served(r, "", func(string) lister[L] { return client }, web.Resource{Name: name, Example: example, Absent: absent})
+	return served(r, "", func(string) lister[L] { return client }, feed.Resource{Name: name, Example: example, Absent: absent})
 }
 
 // lister is a client of one kind of objects.
@@ -90,7 +90,7 @@ type lister[L runtime.Object] interface {
 }
 
 // served has a client list and watch the objects that the field selector means.
-func served[L runtime.Object](r *reader, selector string, client func(namespace string) lister[L], out web.Resource) web.Resource {
+func served[L runtime.Object](r *Reader, selector string, client func(namespace string) lister[L], out feed.Resource) feed.Resource {
 	out.Missing = r.missing[out.Name]
 	out.List = func(ctx context.Context, namespace string, o metav1.ListOptions) (runtime.Object, error) {
 		o.FieldSelector = selector

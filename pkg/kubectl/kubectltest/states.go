@@ -1,4 +1,4 @@
-package main
+package kubectltest
 
 import (
 	corev1 "k8s.io/api/core/v1"
@@ -6,30 +6,32 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 )
 
-// taint has an admin's rule keep claims off all devices of the node.
-func taint(s *server) {
+// Taint has an admin's rule keep claims off all devices of the node.
+func Taint(s *Server) {
 	pool := "node"
 	r := resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: "board"}}
 	r.Spec.DeviceSelector = &resourceapi.DeviceTaintSelector{Pool: &pool}
 	r.Spec.Taint = resourceapi.DeviceTaint{Key: "example.com/board", Value: "loose", Effect: resourceapi.DeviceTaintEffectNoSchedule}
-	s.items[resources+"devicetaintrules"] = []any{r}
+	s.Items[Resources+"devicetaintrules"] = []any{r}
 }
 
-const metricsPath = "/api/v1/namespaces/tessera-system/pods/http:tessera-node-x7k2p:8081/proxy/metrics"
+// MetricsPath is where the plugin's metrics of Busy are.
+const MetricsPath = "/api/v1/namespaces/tessera-system/pods/http:tessera-node-x7k2p:8081/proxy/metrics"
 
-// busy has programs on GPUs: a whole one, a partition, and two pods with a share of the
+// Busy has programs on GPUs: a whole one, a partition, and two pods with a share of the
 // broken one, each with two containers.
-func busy(s *server) {
-	healthy(s)
-	p := program("tessera-node-x7k2p", "node", "node", true)
+func Busy(s *Server) {
+	Healthy(s)
+	p := Program("tessera-node-x7k2p", "node", "node", true)
 	p.Spec.Containers = []corev1.Container{{Name: "kubelet-plugin", Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 8081}}}}
-	s.items["/api/v1/pods"] = []any{p}
-	share := claim("lab", "both", "first", "gpu-00000003-mps-2-0")
+	s.Items["/api/v1/pods"] = []any{p}
+	share := Claim("lab", "both", "first", "gpu-00000003-mps-2-0")
 	share.Status.ReservedFor = append(share.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: "q"})
-	s.items[resources+"resourceclaims"] = append(s.items[resources+"resourceclaims"], share)
-	s.metrics = map[string]string{metricsPath: `# TYPE tessera_allocation_info gauge
+	s.Items[Resources+"resourceclaims"] = append(s.Items[Resources+"resourceclaims"], share)
+	s.Metrics = map[string]string{MetricsPath: `# TYPE tessera_allocation_info gauge
 tessera_allocation_info{uuid="MIG-0000",parent_uuid="GPU-00000001-0000-0000-0000-000000000000",type="mig",device="gpu-00000001-mig-3g40gb-4",share_id="",namespace="team",claim="infer-7c9-gpu",pod="infer-7c9-xk2p1"} 1
 # TYPE tessera_gpu_memory_used_bytes gauge
 tessera_gpu_memory_used_bytes{uuid="GPU-00000001-0000-0000-0000-000000000000"} 2.147483648e+09
@@ -46,11 +48,11 @@ tessera_share_utilization_ratio{device="gpu-00000003-mps-2-0",share_id="",namesp
 `}
 }
 
-// shares is a policy that takes two GPUs, of which claims have partitions.
-const shares = `{apiVersion: gpu.tessera.dev/v1alpha1, kind: SharingPolicy, metadata: {name: shares}, spec: {gpuSelector: 'device.attributes["gpu.nvidia.com"].index < 2', plan: {mps: {shares: 4}}}}`
+// Shares is a policy that takes two GPUs, of which claims have partitions.
+const Shares = `{apiVersion: gpu.tessera.dev/v1alpha1, kind: SharingPolicy, metadata: {name: shares}, spec: {gpuSelector: 'device.attributes["gpu.nvidia.com"].index < 2', plan: {mps: {shares: 4}}}}`
 
-// shared has two policies, one of which takes precedence over shares on one GPU.
-func shared(s *server) {
+// Shared has two policies, one of which takes precedence over shares on one GPU.
+func Shared(s *Server) {
 	all := v1alpha1.SharingPolicy{ObjectMeta: metav1.ObjectMeta{Name: "first"}}
 	all.Spec.Priority, all.Spec.GPUSelector = 10, `device.attributes["gpu.nvidia.com"].index == 0`
 	all.Spec.Plan.Exclusive = &v1alpha1.ExclusivePlan{}
@@ -67,21 +69,21 @@ func shared(s *server) {
 			{Type: v1alpha1.ConditionApplied, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonWaiting, Message: "1 device waits for its claim."},
 		},
 	}
-	s.items[own+"sharingpolicies"] = []any{all, mine}
+	s.Items[Own+"sharingpolicies"] = []any{all, mine}
 }
 
-// healthy has nothing that is wrong: its plugin runs, and no GPU has a condition.
-func healthy(s *server) {
-	inv := s.items[own+"gpuinventories"][0].(v1alpha1.GPUInventory)
+// Healthy has nothing that is wrong: its plugin runs, and no GPU has a condition.
+func Healthy(s *Server) {
+	inv := s.Items[Own+"gpuinventories"][0].(v1alpha1.GPUInventory)
 	inv.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Registered"}}
 	inv.Status.GPUs[2].Conditions = nil
-	s.items[own+"gpuinventories"] = []any{inv}
-	s.items["/api/v1/pods"] = []any{program("tessera-node-x7k2p", "node", inv.Name, true)}
+	s.Items[Own+"gpuinventories"] = []any{inv}
+	s.Items["/api/v1/pods"] = []any{Program("tessera-node-x7k2p", "node", inv.Name, true)}
 }
 
-// program is one of Tessera's own pods.
-func program(name, component, node string, ready bool) corev1.Pod {
-	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "tessera-system", Name: name, Labels: map[string]string{componentLabel: component}}}
+// Program is one of Tessera's own pods.
+func Program(name, component, node string, ready bool) corev1.Pod {
+	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "tessera-system", Name: name, Labels: map[string]string{cluster.ComponentLabel: component}}}
 	p.Spec.NodeName, p.Status.Phase = node, corev1.PodRunning
 	if ready {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}

@@ -1,4 +1,4 @@
-package main
+package cluster
 
 import (
 	"context"
@@ -44,10 +44,10 @@ func (c *ruleClient) APIVersion(server discovery.DiscoveryInterface) string {
 
 // has reports whether the resources include DeviceTaintRules.
 func has(served *metav1.APIResourceList) bool {
-	return slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Kind == ruleKind })
+	return slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Kind == RuleKind })
 }
 
-const ruleKind = "DeviceTaintRule"
+const RuleKind = "DeviceTaintRule"
 
 // List finds out which version the server has.
 func (c *ruleClient) List(ctx context.Context, o metav1.ListOptions) (*resourceapi.DeviceTaintRuleList, error) {
@@ -150,7 +150,7 @@ func (c *ruleClient) Delete(ctx context.Context, name string, o metav1.DeleteOpt
 
 func toAlpha(r *resourceapi.DeviceTaintRule) (*unstructured.Unstructured, error) {
 	r = r.DeepCopy()
-	r.TypeMeta = metav1.TypeMeta{APIVersion: resourcev1alpha3.SchemeGroupVersion.String(), Kind: ruleKind}
+	r.TypeMeta = metav1.TypeMeta{APIVersion: resourcev1alpha3.SchemeGroupVersion.String(), Kind: RuleKind}
 	out, err := convert[unstructured.Unstructured](r)
 	if err == nil {
 		delete(out.Object, "status") // which these versions don't know

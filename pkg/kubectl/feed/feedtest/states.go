@@ -1,4 +1,4 @@
-package webtest
+package feedtest
 
 import (
 	"fmt"

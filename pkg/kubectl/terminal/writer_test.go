@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"strings"
@@ -16,7 +16,7 @@ func TestTerminal(t *testing.T) {
 		{true, "a\u00a0b\tc\n\u009b\x7f\xff", "a b\tc\n\ufffd\ufffd\ufffd"},
 	} {
 		var out strings.Builder
-		n, err := terminal{&out, tc.colour}.Write([]byte(tc.in))
+		n, err := Writer{&out, tc.colour}.Write([]byte(tc.in))
 		if n != len(tc.in) || err != nil || out.String() != tc.want {
 			t.Errorf("%q: %q (%d, %v), want %q", tc.in, out.String(), n, err, tc.want)
 		}

@@ -1,4 +1,4 @@
-package web
+package feed
 
 import (
 	"context"
@@ -29,7 +29,8 @@ type Resource struct {
 	Watch      func(ctx context.Context, namespace string, o metav1.ListOptions) (watch.Interface, error)
 }
 
-// Resources are those that the page is made of. Those without a name aren't read.
+// Resources are those that a page of the cluster is made of. Those without a name aren't
+// read.
 type Resources struct {
 	Slices, Claims, Inventories, Policies, TaintRules, Nodes Resource
 	// PendingPods are pods of the phase Pending.

@@ -1,4 +1,4 @@
-package web
+package feed
 
 import (
 	"bytes"
@@ -38,14 +38,14 @@ type nodePost struct {
 // nodeJSON is the JSON of a node and of its outline; both nil for a node that is gone.
 type nodeJSON struct{ whole, outline json.RawMessage }
 
-// change is the difference from an earlier version of the board.
-type change struct {
-	version uint64
+// Change is the difference from an earlier version of the board.
+type Change struct {
+	Version uint64
 	// all: the first change with all nodes.
-	all     bool
-	cluster json.RawMessage // nil: the same
-	nodes   []json.RawMessage
-	gone    []string
+	All     bool
+	Cluster json.RawMessage // nil: the same
+	Nodes   []json.RawMessage
+	Gone    []string
 }
 
 func newBoard() *board { return &board{nodes: make(map[string]nodePost)} }
@@ -85,34 +85,34 @@ type outline struct {
 	Nodes   []json.RawMessage `json:"nodes"`
 }
 
-// outlines returns the JSON of those of all nodes; of none while they haven't all been read.
-func (s *Source) outlines() json.RawMessage {
+// Outlines returns the JSON of those of all nodes; of none while they haven't all been read.
+func (s *Source) Outlines() json.RawMessage {
 	b := s.board
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out := outline{Cluster: b.cluster.json, Nodes: []json.RawMessage{}}
 	if b.read == 0 {
-		return encode(out)
+		return Encode(out)
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
 		if n := b.nodes[name]; n.outline != nil {
 			out.Nodes = append(out.Nodes, n.outline)
 		}
 	}
-	return encode(out)
+	return Encode(out)
 }
 
-// since waits until something differs from the version, 0 for none, and returns that.
-func (s *Source) since(ctx context.Context, version uint64) (change, error) {
+// Since waits until something differs from the version, 0 for none, and returns that.
+func (s *Source) Since(ctx context.Context, version uint64) (Change, error) {
 	b := s.board
-	var out change
+	var out Change
 	err := b.mu.Wait(ctx, func() bool {
 		if b.version == version {
 			return false
 		}
-		out = change{version: b.version, all: b.read > version}
+		out = Change{Version: b.version, All: b.read > version}
 		if b.cluster.version > version {
-			out.cluster = b.cluster.json
+			out.Cluster = b.cluster.json
 		}
 		var names []string
 		for name, p := range b.nodes {
@@ -123,9 +123,9 @@ func (s *Source) since(ctx context.Context, version uint64) (change, error) {
 		slices.Sort(names)
 		for _, name := range names {
 			if raw := b.nodes[name].json; raw != nil {
-				out.nodes = append(out.nodes, raw)
+				out.Nodes = append(out.Nodes, raw)
 			} else if version > 0 {
-				out.gone = append(out.gone, name)
+				out.Gone = append(out.Gone, name)
 			}
 		}
 		return true

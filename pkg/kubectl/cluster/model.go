@@ -1,4 +1,4 @@
-package main
+package cluster
 
 import (
 	"context"
@@ -14,34 +14,34 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-// objects reads all that the model is made of but pods.
-func (r *reader) objects(ctx context.Context, namespace string) (o view.Objects, err error) {
-	if o.Slices, err = r.slices(ctx, ofDriver); err != nil {
+// Objects reads all that the model is made of but pods.
+func (r *Reader) Objects(ctx context.Context, namespace string) (o view.Objects, err error) {
+	if o.Slices, err = r.Slices(ctx, ofDriver); err != nil {
 		return o, err
 	}
 	if o.TaintRules, err = r.taintRules(ctx); err != nil {
 		return o, err
 	}
-	if o.Claims, o.SomeClaims, err = r.claims(ctx, namespace); err != nil {
+	if o.Claims, o.SomeClaims, err = r.Claims(ctx, namespace); err != nil {
 		return o, err
 	}
-	if o.Inventories, err = r.inventories(ctx); err != nil {
+	if o.Inventories, err = r.Inventories(ctx); err != nil {
 		return o, err
 	}
-	o.Policies, err = r.policies(ctx)
+	o.Policies, err = r.Policies(ctx)
 	return o, err
 }
 
-// model reads the model. All pods are read only if their phases are wanted.
-func (r *reader) model(ctx context.Context, namespace string, phases bool) (view.Cluster, error) {
-	o, err := r.objects(ctx, namespace)
+// Model reads the model. All pods are read only if their phases are wanted.
+func (r *Reader) Model(ctx context.Context, namespace string, phases bool) (view.Cluster, error) {
+	o, err := r.Objects(ctx, namespace)
 	if err != nil {
 		return view.Cluster{}, err
 	}
 	if phases {
 		o.Pods, err = r.pods(ctx)
 	} else {
-		o.Pods, err = r.groupPods(ctx, o.Claims)
+		o.Pods, err = r.GroupPods(ctx, o.Claims)
 	}
 	if err != nil {
 		return view.Cluster{}, err
@@ -49,13 +49,13 @@ func (r *reader) model(ctx context.Context, namespace string, phases bool) (view
 	return view.Build(o), nil
 }
 
-// groupPods lists the pods of the namespaces in which PodGroups have claims.
-func (r *reader) groupPods(ctx context.Context, claims []resourceapi.ResourceClaim) ([]corev1.Pod, error) {
+// GroupPods lists the pods of the namespaces in which PodGroups have claims.
+func (r *Reader) GroupPods(ctx context.Context, claims []resourceapi.ResourceClaim) ([]corev1.Pod, error) {
 	var out []corev1.Pod
 	for _, namespace := range fit.GroupNamespaces(claims) {
 		pods, err := list[corev1.Pod](ctx, r.podResource(""), namespace, metav1.ListOptions{})
 		if apierrors.IsForbidden(err) {
-			r.note("You may not list pods in namespace %s: which pods its PodGroups have isn't known. "+askForList, namespace)
+			r.Note("You may not list pods in namespace %s: which pods its PodGroups have isn't known. "+AskForList, namespace)
 			continue
 		}
 		if err != nil {
@@ -66,19 +66,19 @@ func (r *reader) groupPods(ctx context.Context, claims []resourceapi.ResourceCla
 	return out, nil
 }
 
-// state reads the model of the named nodes, or of all: only GPUs that the
+// State reads the model of the named nodes, or of all: only GPUs that the
 // namespace uses if there is one. The reader has notes to tell.
-func (o *options) state(ctx context.Context, lacks missing, nodes []string, namespace string) (*reader, view.Cluster, error) {
-	r, err := o.reader(lacks)
+func (o *Options) State(ctx context.Context, lacks Missing, nodes []string, namespace string) (*Reader, view.Cluster, error) {
+	r, err := o.Reader(lacks)
 	if err != nil {
 		return nil, view.Cluster{}, err
 	}
-	c, err := r.model(ctx, o.currentNamespace(), o.output != "")
+	c, err := r.Model(ctx, o.CurrentNamespace(), o.Output != "")
 	if err != nil {
 		return nil, c, err
 	}
 	if c, err = only(c, nodes, namespace); err != nil {
-		r.printNotes(o.ErrOut)
+		r.PrintNotes(o.ErrOut)
 	}
 	return r, c, err
 }
@@ -109,14 +109,14 @@ func only(c view.Cluster, nodes []string, namespace string) (view.Cluster, error
 	return out, nil
 }
 
-// nodeNames are the names of nodes with GPUs, for a shell to complete; none if they can't be
+// NodeNames are the names of nodes with GPUs, for a shell to complete; none if they can't be
 // read.
-func (o *options) nodeNames(ctx context.Context) []string {
-	r, err := o.reader(nil)
+func (o *Options) NodeNames(ctx context.Context) []string {
+	r, err := o.Reader(nil)
 	if err != nil {
 		return nil
 	}
-	all, err := r.inventories(ctx)
+	all, err := r.Inventories(ctx)
 	if err != nil {
 		return nil
 	}
