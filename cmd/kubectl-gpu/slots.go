@@ -185,14 +185,14 @@ type slotWatch struct {
 	// known are the slots by node; they are printed once all can be known.
 	known  map[string][]view.Slot
 	listed bool
-	notes  notePrinter
+	notes  cluster.NotePrinter
 	// widths of the columns so far.
 	widths []int
 }
 
 func (w *slotWatch) update(u feed.Update) error {
 	if u.Cluster != nil {
-		w.notes.print(w.ErrOut, u.Cluster.Notes)
+		w.notes.Print(w.ErrOut, u.Cluster.Notes)
 	}
 	var events []slotEvent
 	for i := range u.Nodes {
@@ -216,20 +216,6 @@ func (w *slotWatch) update(u feed.Update) error {
 		return nil
 	}
 	return w.print(events)
-}
-
-// notePrinter prints each note when it comes up.
-type notePrinter struct{ printed map[string]bool }
-
-func (p *notePrinter) print(out io.Writer, notes []feed.Note) {
-	now := make(map[string]bool)
-	for _, n := range notes {
-		if !p.printed[n.Text] {
-			fmt.Fprintln(out, "note: "+terminal.OneLine(n.Text))
-		}
-		now[n.Text] = true
-	}
-	p.printed = now
 }
 
 // list prints all slots.

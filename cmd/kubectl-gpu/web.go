@@ -64,10 +64,10 @@ func serveWeb(ctx context.Context, o *cluster.Options, port int, open bool, labe
 	if err != nil {
 		return err
 	}
-	var notes notePrinter
+	var notes cluster.NotePrinter
 	source, err := feed.NewSource(r.Resources(), feed.SourceOptions{
 		Cluster: o.ClusterName(), Namespace: o.CurrentNamespace(), PoolLabels: labels,
-		OnNotes: func(all []feed.Note) { notes.print(o.ErrOut, all) },
+		OnNotes: func(all []feed.Note) { notes.Print(o.ErrOut, all) },
 	})
 	if err != nil {
 		return err
