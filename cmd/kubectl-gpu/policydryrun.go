@@ -6,12 +6,13 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/plan"
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // showForecast prints a forecast.
 func showForecast(ctx context.Context, o *cluster.Options, file string) error {
-	p, err := readPolicy(file, o.In)
+	p, err := plan.Read(file, o.In)
 	if err != nil {
 		return err
 	}
@@ -23,22 +24,22 @@ func showForecast(ctx context.Context, o *cluster.Options, file string) error {
 	if err != nil {
 		return err
 	}
-	after, err := withPolicy(ctx, r, file, p, before)
+	after, err := plan.With(ctx, r, file, p, before)
 	if err != nil {
 		return err
 	}
-	if in.server, err = readAbilities(ctx, r); err != nil {
+	if in.server, err = plan.Abilities(ctx, r); err != nil {
 		return err
 	}
 	defer r.PrintNotes(o.ErrOut)
-	if in.before, err = rules(ctx, before, ""); err != nil {
+	if in.before, err = plan.Rules(ctx, before, ""); err != nil {
 		return err
 	}
-	if in.after, err = rules(ctx, after, p.Name); err != nil {
+	if in.after, err = plan.Rules(ctx, after, p.Name); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	f := in.predict(p.Name)
-	f.Plan = planText(p.Spec.Plan)
+	f.Plan = plan.Text(p.Spec.Plan)
 	if o.Output != "" {
 		return terminal.Write(o.Out, o.Output, f)
 	}

@@ -1,4 +1,7 @@
-package main
+// Package plan has what commands need to ask for the controller's decisions: SharingPolicies
+// of the cluster and of files, as the controller takes them, and the abilities of the API
+// server. It also has their words.
+package plan
 
 import (
 	"context"
@@ -23,8 +26,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
-// readPolicy reads the SharingPolicy of a file. It refuses unknown fields.
-func readPolicy(file string, in io.Reader) (*v1alpha1.SharingPolicy, error) {
+// Read reads the SharingPolicy of a file. It refuses unknown fields.
+func Read(file string, in io.Reader) (*v1alpha1.SharingPolicy, error) {
 	raw, err := cluster.ReadFile(file, in)
 	if err != nil {
 		return nil, err
@@ -51,9 +54,9 @@ func readPolicy(file string, in io.Reader) (*v1alpha1.SharingPolicy, error) {
 	return p, nil
 }
 
-// withPolicy returns the policies with that of a file, which replaces the one of its name.
+// With returns the policies with that of a file, which replaces the one of its name.
 // The API server checks it.
-func withPolicy(ctx context.Context, r *cluster.Reader, file string, p *v1alpha1.SharingPolicy, all []v1alpha1.SharingPolicy) ([]v1alpha1.SharingPolicy, error) {
+func With(ctx context.Context, r *cluster.Reader, file string, p *v1alpha1.SharingPolicy, all []v1alpha1.SharingPolicy) ([]v1alpha1.SharingPolicy, error) {
 	if err := checkPolicy(ctx, r, p, all); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
@@ -88,9 +91,9 @@ func checkPolicy(ctx context.Context, r *cluster.Reader, p *v1alpha1.SharingPoli
 	return err
 }
 
-// rules are the policies as the controller takes them: refused ones in their last
+// Rules are the policies as the controller takes them: refused ones in their last
 // accepted form. One that is refused is an error if it has the name.
-func rules(ctx context.Context, all []v1alpha1.SharingPolicy, name string) ([]policy.Policy, error) {
+func Rules(ctx context.Context, all []v1alpha1.SharingPolicy, name string) ([]policy.Policy, error) {
 	var out []policy.Policy
 	for i := range all {
 		s := &all[i]
@@ -108,9 +111,9 @@ func rules(ctx context.Context, all []v1alpha1.SharingPolicy, name string) ([]po
 	return out, nil
 }
 
-// readAbilities returns those of the API server and its scheduler, found out as the controller
+// Abilities returns those of the API server and its scheduler, found out as the controller
 // does, by dry runs. A user who may not ask sees what the slices show.
-func readAbilities(ctx context.Context, r *cluster.Reader) (publish.Abilities, error) {
+func Abilities(ctx context.Context, r *cluster.Reader) (publish.Abilities, error) {
 	asker, err := publish.New(r.DRA, r.Kube.Discovery())
 	if err != nil {
 		return publish.Abilities{}, err
@@ -132,8 +135,8 @@ func readAbilities(ctx context.Context, r *cluster.Reader) (publish.Abilities, e
 	return able, err
 }
 
-// planText is a plan in a few words.
-func planText(p v1alpha1.Plan) string {
+// Text is a plan in a few words.
+func Text(p v1alpha1.Plan) string {
 	switch {
 	case p.Partitioned != nil && len(p.Partitioned.Layout) > 0:
 		return "layout " + strings.Join(p.Partitioned.Layout, ", ") + partitionShares(p.Partitioned)
@@ -159,12 +162,12 @@ func partitionShares(p *v1alpha1.PartitionedPlan) string {
 	return fmt.Sprintf(", each in %d MPS shares", p.MPS.Shares)
 }
 
-// allNodes is the text of a selector that selects all nodes.
-const allNodes = "all"
+// AllNodes is the text of a selector that selects all nodes.
+const AllNodes = "all"
 
-func selectorText(s *metav1.LabelSelector) string {
+func NodesText(s *metav1.LabelSelector) string {
 	if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
-		return allNodes
+		return AllNodes
 	}
 	return metav1.FormatLabelSelector(s)
 }
