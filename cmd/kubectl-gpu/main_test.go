@@ -2,12 +2,9 @@ package main
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -33,34 +30,18 @@ func TestOutput(t *testing.T) {
 		change func(*kubectltest.Server)
 		args   []string
 	}{
-		"map-80":        {screen: terminal.Screen{Width: 80}, args: []string{"map"}},
-		"map-120":       {screen: terminal.Screen{Width: 120}, args: []string{"map"}},
-		"map-namespace": {screen: terminal.Screen{Width: 80}, args: []string{"map", "-n", "team"}},
-		"map-no-tessera": {screen: terminal.Screen{Width: 80}, args: []string{"map"}, change: func(s *kubectltest.Server) {
-			s.Items = map[string][]any{kubectltest.Resources + "resourceslices": {}, kubectltest.Resources + "resourceclaims": {}}
-		}},
-		"map-no-dra": {screen: terminal.Screen{Width: 80}, args: []string{"map"}, change: func(s *kubectltest.Server) { s.Items = nil }},
-		"why-no-pod": {args: []string{"why"}},
-		"map-no-claims": {screen: terminal.Screen{Width: 80}, args: []string{"map"}, change: func(s *kubectltest.Server) {
-			s.Forbidden = []string{kubectltest.Resources + "resourceclaims", kubectltest.Resources + "namespaces/default/resourceclaims"}
-		}},
-		"map-forbidden": {screen: terminal.Screen{Width: 80}, args: []string{"map", "-n", "team"}, change: func(s *kubectltest.Server) {
-			s.Forbidden = []string{kubectltest.Resources + "resourceclaims", kubectltest.Resources + "devicetaintrules", kubectltest.Own + "gpuinventories"}
-			s.Items[kubectltest.Resources+"namespaces/team/resourceclaims"] = s.Items[kubectltest.Resources+"resourceclaims"][:1]
-		}},
-		"map-taint-rule":      {screen: terminal.Screen{Width: 80}, args: []string{"map"}, change: kubectltest.Taint},
-		"map-taint-rule-1.34": {screen: terminal.Screen{Width: 80}, args: []string{"map"}, change: oldTaint},
-		"fits-taint-rule":     {args: []string{"fits", "3g.40gb"}, change: kubectltest.Taint},
-		"slots":               {args: []string{"slots"}},
-		"slots-namespace":     {args: []string{"slots", "-n", "team", "-o", "json"}},
-		"get":                 {args: []string{"get"}},
-		"fits":                {args: []string{"fits", "3g.40gb"}},
-		"fits-memory":         {args: []string{"fits", "--memory", "20Gi"}},
-		"fits-file":           {in: old, args: []string{"fits", "-f", "-"}},
-		"fits-misspelt":       {in: misspelt, args: []string{"fits", "-f", "-"}},
-		"fits-forbidden":      {args: []string{"fits", "3g.40gb"}, change: func(s *kubectltest.Server) { s.Forbidden = []string{kubectltest.Resources + "deviceclasses"} }},
-		"doctor":              {args: []string{"doctor"}, change: ill},
-		"doctor-healthy":      {args: []string{"doctor"}, change: kubectltest.Healthy},
+		"why-no-pod":      {args: []string{"why"}},
+		"fits-taint-rule": {args: []string{"fits", "3g.40gb"}, change: kubectltest.Taint},
+		"slots":           {args: []string{"slots"}},
+		"slots-namespace": {args: []string{"slots", "-n", "team", "-o", "json"}},
+		"get":             {args: []string{"get"}},
+		"fits":            {args: []string{"fits", "3g.40gb"}},
+		"fits-memory":     {args: []string{"fits", "--memory", "20Gi"}},
+		"fits-file":       {in: old, args: []string{"fits", "-f", "-"}},
+		"fits-misspelt":   {in: misspelt, args: []string{"fits", "-f", "-"}},
+		"fits-forbidden":  {args: []string{"fits", "3g.40gb"}, change: func(s *kubectltest.Server) { s.Forbidden = []string{kubectltest.Resources + "deviceclasses"} }},
+		"doctor":          {args: []string{"doctor"}, change: ill},
+		"doctor-healthy":  {args: []string{"doctor"}, change: kubectltest.Healthy},
 		"doctor-forbidden": {args: []string{"doctor"}, change: func(s *kubectltest.Server) {
 			kubectltest.Healthy(s)
 			s.Forbidden = []string{"/api/v1/pods", kubectltest.Own + "sharingpolicies"}
@@ -140,60 +121,6 @@ func TestOutput(t *testing.T) {
 				tc.change(s)
 			}
 			kubectltest.CompareFile(t, name, run(t, s, tc.screen, tc.in, tc.args...))
-		})
-	}
-}
-
-// TestColours: a terminal gets the same text with colours, and nothing else does.
-func TestColours(t *testing.T) {
-	plain := run(t, kubectltest.New(t), terminal.Screen{Width: 80}, "", "map")
-	coloured := run(t, kubectltest.New(t), terminal.Screen{Width: 80, Colour: true}, "", "map")
-	if strings.Contains(plain, "\x1b") || !strings.Contains(coloured, "\x1b[31m") {
-		t.Errorf("plain %q, coloured %q", plain, coloured)
-	}
-	for _, c := range []string{"\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m"} {
-		coloured = strings.ReplaceAll(coloured, c, "")
-	}
-	if coloured != plain {
-		t.Error(cmp.Diff(plain, coloured))
-	}
-	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := terminal.ScreenOf(file); s.Colour {
-		t.Error("a file has colours")
-	}
-}
-
-// TestPages: lists are read page by page.
-func TestPages(t *testing.T) {
-	s := kubectltest.New(t)
-	run(t, s, terminal.Screen{Width: 80}, "", "map")
-	if n := s.Pages.Load(); n < 2 {
-		t.Errorf("%d further pages were asked for, want those of slices and claims", n)
-	}
-}
-
-// TestTemplateLabels checks that a template has a note if policies may select the new node
-// by labels that aren't known, as when the node of the inventory is gone.
-func TestTemplateLabels(t *testing.T) {
-	for name, tc := range map[string]struct {
-		change func(*kubectltest.Server)
-		args   []string
-		noted  bool
-	}{
-		"node gone":             {func(s *kubectltest.Server) { kubectltest.Shared(s); s.Items["/api/v1/nodes"] = []any{} }, nil, true},
-		"node gone, labels":     {func(s *kubectltest.Server) { kubectltest.Shared(s); s.Items["/api/v1/nodes"] = []any{} }, []string{"--labels", "pool=shared"}, false},
-		"no policy with labels": {func(s *kubectltest.Server) { s.Items["/api/v1/nodes"] = []any{} }, nil, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := kubectltest.New(t)
-			tc.change(s)
-			out := run(t, s, terminal.Screen{}, "", append([]string{"template", "node"}, tc.args...)...)
-			if !strings.Contains(out, "kind: ResourceSlice") || strings.Contains(out, "note: No labels of the new node are known") != tc.noted {
-				t.Error(out)
-			}
 		})
 	}
 }

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
@@ -125,22 +123,4 @@ func openBrowser(ctx context.Context, url string) error {
 	}
 	go func() { _ = cmd.Wait() }() // else its process stays as a zombie
 	return nil
-}
-
-// explainNow says why a pod waits, with a fresh look at the cluster.
-func explainNow(ctx context.Context, o *cluster.Options, namespace, name string) (explanation, error) {
-	r, err := o.Reader(whyParts())
-	if err != nil {
-		return explanation{}, err
-	}
-	pod, err := r.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return explanation{Text: "The pod is gone."}, nil
-	case apierrors.IsForbidden(err):
-		return explanation{}, fmt.Errorf("you may not get pods in namespace %s: ask for the verb get on them", namespace)
-	case err != nil:
-		return explanation{}, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
-	}
-	return explain(ctx, r, pod)
 }

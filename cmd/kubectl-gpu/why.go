@@ -277,3 +277,21 @@ func schedulersWord(pod *corev1.Pod) string {
 	}
 	return "the scheduler has said nothing of it yet."
 }
+
+// explainNow says why a pod waits, with a fresh look at the cluster.
+func explainNow(ctx context.Context, o *cluster.Options, namespace, name string) (explanation, error) {
+	r, err := o.Reader(whyParts())
+	if err != nil {
+		return explanation{}, err
+	}
+	pod, err := r.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return explanation{Text: "The pod is gone."}, nil
+	case apierrors.IsForbidden(err):
+		return explanation{}, fmt.Errorf("you may not get pods in namespace %s: ask for the verb get on them", namespace)
+	case err != nil:
+		return explanation{}, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
+	}
+	return explain(ctx, r, pod)
+}

@@ -1,4 +1,4 @@
-package main
+package gpumap
 
 import "github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
 

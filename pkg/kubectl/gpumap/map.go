@@ -1,4 +1,6 @@
-package main
+// Package gpumap is kubectl gpu map: a drawing of each GPU with its memory slots. A package
+// can't have the name map.
+package gpumap
 
 import (
 	"cmp"
@@ -17,7 +19,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-func mapCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map [NODE...]",
 		Short: "Draw each GPU with its memory slots, the pods in them, and what else fits",
