@@ -1,4 +1,5 @@
-package main
+// Package get is kubectl gpu get: a row for each device that a claim has.
+package get
 
 import (
 	"cmp"
@@ -15,7 +16,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-func getCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get [NODE...]",
 		Short: "List each device that a claim has, with its pods",
