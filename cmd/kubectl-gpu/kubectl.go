@@ -7,6 +7,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/get"
 	"github.com/tessera-dra/tessera/pkg/kubectl/gpumap"
+	"github.com/tessera-dra/tessera/pkg/kubectl/slots"
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
@@ -35,6 +36,6 @@ only drain changes something. What you may not read is named, and the rest is sh
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
 	o.Flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(gpumap.Command(o), slotsCommand(o), fitsCommand(o), whyCommand(o), get.Command(o), doctorCommand(o), policyCommand(o), drainCommand(o), topCommand(o), templateCommand(o), webCommand(o))
+	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fitsCommand(o), whyCommand(o), get.Command(o), doctorCommand(o), policyCommand(o), drainCommand(o), topCommand(o), templateCommand(o), webCommand(o))
 	return cmd
 }

@@ -32,8 +32,6 @@ func TestOutput(t *testing.T) {
 	}{
 		"why-no-pod":      {args: []string{"why"}},
 		"fits-taint-rule": {args: []string{"fits", "3g.40gb"}, change: kubectltest.Taint},
-		"slots":           {args: []string{"slots"}},
-		"slots-namespace": {args: []string{"slots", "-n", "team", "-o", "json"}},
 		"fits":            {args: []string{"fits", "3g.40gb"}},
 		"fits-memory":     {args: []string{"fits", "--memory", "20Gi"}},
 		"fits-file":       {in: old, args: []string{"fits", "-f", "-"}},

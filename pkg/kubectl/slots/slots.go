@@ -1,4 +1,5 @@
-package main
+// Package slots is kubectl gpu slots: who gets which slot of a GPU, and who leaves it.
+package slots
 
 import (
 	"cmp"
@@ -19,7 +20,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-func slotsCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "slots [NODE...]",

@@ -1,0 +1,15 @@
+package slots
+
+import (
+	"testing"
+
+	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
+)
+
+// TestOutput compares the output of the command with testdata.
+func TestOutput(t *testing.T) {
+	kubectltest.Compare(t, Command, map[string]kubectltest.Case{
+		"slots":           {Args: []string{"slots"}},
+		"slots-namespace": {Args: []string{"slots", "-n", "team", "-o", "json"}},
+	})
+}
