@@ -22,23 +22,15 @@ func run(t *testing.T, s *kubectltest.Server, on terminal.Screen, in string, arg
 
 // TestOutput compares the output of commands with testdata.
 func TestOutput(t *testing.T) {
-	const misspelt = `{apiVersion: resource.k8s.io/v1beta1, kind: ResourceClaim, metadata: {name: c}, spec: {devices: {requests: [{name: r, deviceClasName: gpu.nvidia.com}]}}}`
-	const old = `{apiVersion: resource.k8s.io/v1beta1, kind: ResourceClaim, metadata: {name: c}, spec: {devices: {requests: [{name: r, deviceClassName: gpu.nvidia.com}]}}}`
 	for name, tc := range map[string]struct {
 		screen terminal.Screen
 		in     string
 		change func(*kubectltest.Server)
 		args   []string
 	}{
-		"why-no-pod":      {args: []string{"why"}},
-		"fits-taint-rule": {args: []string{"fits", "3g.40gb"}, change: kubectltest.Taint},
-		"fits":            {args: []string{"fits", "3g.40gb"}},
-		"fits-memory":     {args: []string{"fits", "--memory", "20Gi"}},
-		"fits-file":       {in: old, args: []string{"fits", "-f", "-"}},
-		"fits-misspelt":   {in: misspelt, args: []string{"fits", "-f", "-"}},
-		"fits-forbidden":  {args: []string{"fits", "3g.40gb"}, change: func(s *kubectltest.Server) { s.Forbidden = []string{kubectltest.Resources + "deviceclasses"} }},
-		"doctor":          {args: []string{"doctor"}, change: ill},
-		"doctor-healthy":  {args: []string{"doctor"}, change: kubectltest.Healthy},
+		"why-no-pod":     {args: []string{"why"}},
+		"doctor":         {args: []string{"doctor"}, change: ill},
+		"doctor-healthy": {args: []string{"doctor"}, change: kubectltest.Healthy},
 		"doctor-forbidden": {args: []string{"doctor"}, change: func(s *kubectltest.Server) {
 			kubectltest.Healthy(s)
 			s.Forbidden = []string{"/api/v1/pods", kubectltest.Own + "sharingpolicies"}

@@ -1,4 +1,5 @@
-package main
+// Package fits is kubectl gpu fits: where a claim fits, how often, or what is in the way.
+package fits
 
 import (
 	"context"
@@ -27,7 +28,7 @@ type question struct {
 	claims []*resourceapi.ResourceClaim // never printed
 }
 
-func fitsCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	var amount, file string
 	var limit int
 	cmd := &cobra.Command{
