@@ -28,7 +28,6 @@ func TestOutput(t *testing.T) {
 		change func(*kubectltest.Server)
 		args   []string
 	}{
-		"why-no-pod":     {args: []string{"why"}},
 		"doctor":         {args: []string{"doctor"}, change: ill},
 		"doctor-healthy": {args: []string{"doctor"}, change: kubectltest.Healthy},
 		"doctor-forbidden": {args: []string{"doctor"}, change: func(s *kubectltest.Server) {

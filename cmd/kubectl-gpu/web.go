@@ -17,6 +17,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
 	"github.com/tessera-dra/tessera/pkg/kubectl/page"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
+	"github.com/tessera-dra/tessera/pkg/kubectl/why"
 )
 
 func webCommand(o *cluster.Options) *cobra.Command {
@@ -75,7 +76,7 @@ func serveWeb(ctx context.Context, o *cluster.Options, port int, open bool, labe
 		return fmt.Errorf("listen: %w; --port 0 takes a free port", err)
 	}
 	handler, err := page.NewServer(listener.Addr(), source, func(ctx context.Context, namespace, pod string) (any, error) {
-		return explainNow(ctx, o, namespace, pod)
+		return why.Now(ctx, o, namespace, pod)
 	})
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package main
+package why
 
 import (
 	"strings"
@@ -60,7 +60,7 @@ func TestWhyUncreated(t *testing.T) {
 			if tc.forbidden {
 				s.Forbidden = []string{events}
 			}
-			if got := run(t, s, terminal.Screen{}, "", "why", "waits"); got != tc.want {
+			if got := s.Run(t, Command, terminal.Screen{}, "", "why", "waits"); got != tc.want {
 				t.Errorf("got\n%swant\n%s", got, tc.want)
 			}
 		})
@@ -81,7 +81,7 @@ func TestWhyQuotaOfAnExtendedResource(t *testing.T) {
 	gpus := kubectltest.Class("gpu.nvidia.com", "gpu")
 	gpus.Spec.ExtendedResourceName = new("nvidia.com/gpu")
 	s.Items[kubectltest.Resources+"deviceclasses"], s.Items[kubectltest.Resources+"resourceclaims"] = []any{gpus}, []any{}
-	got := run(t, s, terminal.Screen{}, "", "why", "waits")
+	got := s.Run(t, Command, terminal.Screen{}, "", "why", "waits")
 	if !strings.Contains(got, "exceeded quota: no-gpus") || !strings.HasSuffix(got, "\nRaise the ResourceQuota no-gpus in namespace default, "+
 		"or end pods there that have such devices; Kubernetes then tries again.\n") {
 		t.Error(got)
@@ -106,17 +106,17 @@ func TestWhyDevicePlugin(t *testing.T) {
 	user.Name, user.Spec.NodeName = "user", "old"
 
 	s.Items["/api/v1/pods"] = []any{p, user}
-	full := run(t, s, terminal.Screen{}, "", "why", "waits")
+	full := s.Run(t, Command, terminal.Screen{}, "", "why", "waits")
 	const elsewhere = "\nNot looked at: 1 node: its device plugin has only 0 of 1 nvidia.com/gpu free.\n"
 	if !strings.Contains(full, "It fits on node after the end of claim") || !strings.Contains(full, elsewhere) {
 		t.Error(full)
 	}
 	s.Items["/api/v1/pods"] = []any{p}
-	if free := run(t, s, terminal.Screen{}, "", "why", "waits"); !strings.HasPrefix(free, "A device plugin has what it needs, on old;") {
+	if free := s.Run(t, Command, terminal.Screen{}, "", "why", "waits"); !strings.HasPrefix(free, "A device plugin has what it needs, on old;") {
 		t.Error(free)
 	}
 	s.Forbidden = []string{"/api/v1/pods"}
-	hidden := run(t, s, terminal.Screen{}, "", "why", "waits")
+	hidden := s.Run(t, Command, terminal.Screen{}, "", "why", "waits")
 	if !strings.Contains(hidden, "has 1 nvidia.com/gpu, and how many of them are free isn't known") ||
 		!strings.Contains(hidden, "note: You may not list pods: how much device plugins have left isn't known.") {
 		t.Error(hidden)
@@ -133,7 +133,7 @@ func TestWhyCapacity(t *testing.T) {
 	}}}
 	s.Items[kubectltest.Resources+"resourceclaims"] = append(s.Items[kubectltest.Resources+"resourceclaims"], c)
 	waitingPod(s).Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("share")}}
-	got := run(t, s, terminal.Screen{}, "", "why", "waits")
+	got := s.Run(t, Command, terminal.Screen{}, "", "why", "waits")
 	if !strings.HasPrefix(got, "Request gpu asks for the capacity shares, which none of the 3 devices that match has; their capacities are ") {
 		t.Error(got)
 	}

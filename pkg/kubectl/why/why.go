@@ -1,4 +1,5 @@
-package main
+// Package why is kubectl gpu why: why a pod waits for devices, and what would change it.
+package why
 
 import (
 	"context"
@@ -31,7 +32,7 @@ type explanation struct {
 	Reason *fit.Reason `json:"reason,omitempty"`
 }
 
-func whyCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why POD",
 		Short: "Say why a pod waits for devices, and what would change it",
@@ -278,8 +279,8 @@ func schedulersWord(pod *corev1.Pod) string {
 	return "the scheduler has said nothing of it yet."
 }
 
-// explainNow says why a pod waits, with a fresh look at the cluster.
-func explainNow(ctx context.Context, o *cluster.Options, namespace, name string) (explanation, error) {
+// Now says why a pod waits, with a fresh look at the cluster.
+func Now(ctx context.Context, o *cluster.Options, namespace, name string) (explanation, error) {
 	r, err := o.Reader(whyParts())
 	if err != nil {
 		return explanation{}, err
