@@ -28,19 +28,9 @@ func TestOutput(t *testing.T) {
 		change func(*kubectltest.Server)
 		args   []string
 	}{
-		"doctor":         {args: []string{"doctor"}, change: ill},
-		"doctor-healthy": {args: []string{"doctor"}, change: kubectltest.Healthy},
-		"doctor-forbidden": {args: []string{"doctor"}, change: func(s *kubectltest.Server) {
-			kubectltest.Healthy(s)
-			s.Forbidden = []string{"/api/v1/pods", kubectltest.Own + "sharingpolicies"}
-		}},
-		"doctor-no-tessera": {args: []string{"doctor"}, change: func(s *kubectltest.Server) {
-			s.Items = map[string][]any{kubectltest.Resources + "resourceslices": {}, kubectltest.Resources + "resourceclaims": {}, "/api/v1/pods": {}, "/apis/apps/v1/daemonsets": {}}
-		}},
-		"doctor-pod-security": {args: []string{"doctor"}, change: refused},
-		"policy":              {args: []string{"policy"}, change: kubectltest.Shared},
-		"policy-one":          {args: []string{"policy", "shares"}, change: kubectltest.Shared},
-		"policy-none":         {args: []string{"policy", "shares"}},
+		"policy":      {args: []string{"policy"}, change: kubectltest.Shared},
+		"policy-one":  {args: []string{"policy", "shares"}, change: kubectltest.Shared},
+		"policy-none": {args: []string{"policy", "shares"}},
 		"policy-forbidden": {args: []string{"policy"}, change: func(s *kubectltest.Server) {
 			kubectltest.Shared(s)
 			s.Forbidden = []string{kubectltest.Own + "sharingpolicies"}

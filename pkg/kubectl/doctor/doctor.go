@@ -1,4 +1,6 @@
-package main
+// Package doctor is kubectl gpu doctor: what is wrong with GPUs, nodes, policies and
+// Tessera's own pods.
+package doctor
 
 import (
 	"bytes"
@@ -31,7 +33,7 @@ type diagnosis struct {
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-func doctorCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	var exec bool
 	cmd := &cobra.Command{
 		Use:   "doctor",

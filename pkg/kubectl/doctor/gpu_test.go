@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"strings"
@@ -21,7 +21,7 @@ func TestDoctorNamesTheGPU(t *testing.T) {
 	inv.Status.GPUs[0].Index, inv.Status.GPUs[1].Index, inv.Status.GPUs[2].Index = 0, 2, 2
 	inv.Status.GPUs[0].Conditions, inv.Status.GPUs[2].Conditions = broken, broken
 	s.Items[kubectltest.Own+"gpuinventories"] = []any{inv}
-	out := run(t, s, terminal.Screen{}, "", "doctor")
+	out := s.Run(t, Command, terminal.Screen{}, "", "doctor")
 	for _, want := range []string{"node, GPU 0: ResetRequired: broken", "node, GPU " + inv.Status.GPUs[2].UUID + ": ResetRequired: broken"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("doctor doesn't say %q:\n%s", want, out)
