@@ -9,6 +9,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/fits"
 	"github.com/tessera-dra/tessera/pkg/kubectl/get"
 	"github.com/tessera-dra/tessera/pkg/kubectl/gpumap"
+	"github.com/tessera-dra/tessera/pkg/kubectl/policy"
 	"github.com/tessera-dra/tessera/pkg/kubectl/slots"
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/why"
@@ -39,6 +40,6 @@ only drain changes something. What you may not read is named, and the rest is sh
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
 	o.Flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fits.Command(o), why.Command(o), get.Command(o), doctor.Command(o), policyCommand(o), drainCommand(o), topCommand(o), templateCommand(o), webCommand(o))
+	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fits.Command(o), why.Command(o), get.Command(o), doctor.Command(o), policy.Command(o), drainCommand(o), topCommand(o), templateCommand(o), webCommand(o))
 	return cmd
 }

@@ -28,23 +28,6 @@ func TestOutput(t *testing.T) {
 		change func(*kubectltest.Server)
 		args   []string
 	}{
-		"policy":      {args: []string{"policy"}, change: kubectltest.Shared},
-		"policy-one":  {args: []string{"policy", "shares"}, change: kubectltest.Shared},
-		"policy-none": {args: []string{"policy", "shares"}},
-		"policy-forbidden": {args: []string{"policy"}, change: func(s *kubectltest.Server) {
-			kubectltest.Shared(s)
-			s.Forbidden = []string{kubectltest.Own + "sharingpolicies"}
-		}},
-		"policy-dry-run":          {in: kubectltest.Shares, args: []string{"policy", "--dry-run", "-f", "-"}},
-		"policy-dry-run-lost":     {in: kubectltest.Shares, args: []string{"policy", "--dry-run", "-f", "-"}, change: kubectltest.Shared},
-		"policy-dry-run-misspelt": {in: strings.Replace(kubectltest.Shares, "shares: 4", "share: 4", 1), args: []string{"policy", "--dry-run", "-f", "-"}},
-		"policy-dry-run-selector": {in: strings.Replace(kubectltest.Shares, "index < 2", "indx(2)", 1), args: []string{"policy", "--dry-run", "-f", "-"}},
-		"policy-dry-run-forbidden": {in: kubectltest.Shares, args: []string{"policy", "--dry-run", "-f", "-"}, change: func(s *kubectltest.Server) {
-			s.Forbidden = []string{"POST " + kubectltest.Own + "sharingpolicies", "POST " + kubectltest.Resources + "resourceslices"}
-		}},
-		"policy-dry-run-claims": {in: kubectltest.Shares, args: []string{"policy", "--dry-run", "-f", "-"}, change: func(s *kubectltest.Server) {
-			s.Forbidden = []string{kubectltest.Resources + "resourceclaims", kubectltest.Resources + "namespaces/default/resourceclaims"}
-		}},
 		"template-no-node":   {args: []string{"template", "nodes"}},
 		"template-two":       {args: []string{"template", "node", "-f", "-"}},
 		"template-misspelt":  {in: strings.Replace(machine, "gpus", "gpu", 1), args: []string{"template", "-f", "-"}},

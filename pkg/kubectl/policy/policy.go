@@ -1,4 +1,5 @@
-package main
+// Package policy is kubectl gpu policy: what a SharingPolicy does, or would do.
+package policy
 
 import (
 	"context"
@@ -40,7 +41,7 @@ type deviceUse struct {
 	Free *int `json:"free,omitempty"`
 }
 
-func policyCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	var dryRun bool
 	var file string
 	cmd := &cobra.Command{
