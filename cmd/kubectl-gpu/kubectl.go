@@ -6,6 +6,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/doctor"
+	"github.com/tessera-dra/tessera/pkg/kubectl/drain"
 	"github.com/tessera-dra/tessera/pkg/kubectl/fits"
 	"github.com/tessera-dra/tessera/pkg/kubectl/get"
 	"github.com/tessera-dra/tessera/pkg/kubectl/gpumap"
@@ -40,6 +41,6 @@ only drain changes something. What you may not read is named, and the rest is sh
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
 	o.Flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fits.Command(o), why.Command(o), get.Command(o), doctor.Command(o), policy.Command(o), drainCommand(o), topCommand(o), templateCommand(o), webCommand(o))
+	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fits.Command(o), why.Command(o), get.Command(o), doctor.Command(o), policy.Command(o), drain.Command(o), topCommand(o), templateCommand(o), webCommand(o))
 	return cmd
 }

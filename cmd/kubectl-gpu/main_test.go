@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
@@ -47,33 +46,6 @@ func TestOutput(t *testing.T) {
 		"top-silent": {args: []string{"top"}, change: func(s *kubectltest.Server) { kubectltest.Busy(s); s.Metrics = nil }},
 		"top-no-tessera": {args: []string{"top"}, change: func(s *kubectltest.Server) {
 			s.Items = map[string][]any{kubectltest.Resources + "resourceslices": {}, kubectltest.Resources + "resourceclaims": {}, "/api/v1/pods": {}}
-		}},
-		"drain-foreign-rule": {args: []string{"drain", "node/1", "--yes"}, change: func(s *kubectltest.Server) {
-			mine := drainRule("drain-node-gpu-00000002", "gpu-00000002")
-			mine.Labels = nil
-			s.Items[kubectltest.Resources+"devicetaintrules"] = []any{mine}
-		}},
-		"drain-again": {args: []string{"drain", "node", "--yes"}, change: func(s *kubectltest.Server) {
-			mine := drainRule("drain-node", "")
-			mine.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
-			s.Items[kubectltest.Resources+"devicetaintrules"] = []any{mine}
-		}},
-		"drain-dry-run-1.34": {args: []string{"drain", "node", "--dry-run"}, change: func(s *kubectltest.Server) {
-			s.Minor = "34"
-			s.Items["/apis/resource.k8s.io/v1alpha3/devicetaintrules"] = []any{}
-		}},
-		"drain-dry-run-json-1.34": {args: []string{"drain", "node", "--dry-run", "-o", "json"}, change: func(s *kubectltest.Server) {
-			s.Minor = "34"
-			s.Items["/apis/resource.k8s.io/v1alpha3/devicetaintrules"] = []any{}
-		}},
-		"drain-dry-run":  {args: []string{"drain", "node/1", "--dry-run"}, change: kubectltest.Taint},
-		"drain-node":     {args: []string{"drain", "node", "--dry-run"}, change: kubectltest.Taint},
-		"drain-no-rules": {args: []string{"drain", "node/1", "--dry-run"}},
-		"drain-no-gpu":   {args: []string{"drain", "node/7", "--dry-run"}, change: kubectltest.Taint},
-		"drain-pipe":     {args: []string{"drain", "node/1"}, change: kubectltest.Taint},
-		"drain-forbidden": {args: []string{"drain", "node/1", "--yes"}, change: func(s *kubectltest.Server) {
-			kubectltest.Taint(s)
-			s.Forbidden = []string{"POST " + kubectltest.Resources + "devicetaintrules"}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,4 +1,4 @@
-package main
+package drain
 
 import (
 	"slices"
@@ -56,7 +56,7 @@ func TestDrainOfAGPUWithoutDevice(t *testing.T) {
 		"0": "device: gpu-00000001\n", "77": "no device can be named after its UUID, GPU-odd",
 		"GPU-odd": "GPU GPU-odd of node node can't be drained", "": "node node has no GPU ;",
 	} {
-		out := run(t, s, terminal.Screen{}, "", "drain", "node/"+target, "--dry-run")
+		out := s.Run(t, Command, terminal.Screen{}, "", "drain", "node/"+target, "--dry-run")
 		if !strings.Contains(out, want) || strings.Contains(out, "error: ") != (target != "0") {
 			t.Errorf("%s: no %q in\n%s", target, want, out)
 		}

@@ -1,4 +1,6 @@
-package main
+// Package drain is kubectl gpu drain: it keeps new claims off a GPU, and evicts the pods
+// that use it.
+package drain
 
 import (
 	"bufio"
@@ -22,7 +24,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-func drainCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	var how drainFlags
 	cmd := &cobra.Command{
 		Use:   "drain NODE/GPU | NODE",

@@ -1,4 +1,4 @@
-package main
+package drain
 
 import (
 	"bytes"
@@ -43,7 +43,7 @@ func TestDrain(t *testing.T) {
 			admins := s.Items[kubectltest.Resources+"devicetaintrules"][0]
 			delete(s.Items, kubectltest.Resources+"devicetaintrules")
 			s.Items[path+"devicetaintrules"] = []any{admins}
-			run(t, s, terminal.Screen{}, "", "drain", "node/0", "--yes")
+			s.Run(t, Command, terminal.Screen{}, "", "drain", "node/0", "--yes")
 			if made := s.Written; len(made) == 0 || slices.ContainsFunc(made, func(w string) bool { return w != "POST "+path+"devicetaintrules" }) {
 				t.Errorf("written: %v", made)
 			}
@@ -55,10 +55,10 @@ func TestDrain(t *testing.T) {
 				drainRule("mine", "gpu-00000001-mig-1g10gb-0"), drainRule("whole", "gpu-00000001"), forced, drainRule("other", "gpu-00000002"), drainRule("node", ""), other, admins,
 			}
 			s.Written = nil
-			run(t, s, terminal.Screen{}, "", "drain", "node/0", "--yes")
+			s.Run(t, Command, terminal.Screen{}, "", "drain", "node/0", "--yes")
 			updated := slices.DeleteFunc(s.Written, func(w string) bool { return !strings.HasPrefix(w, http.MethodPut) })
 			s.Written = nil
-			run(t, s, terminal.Screen{}, "", "drain", "node/0", "--undo")
+			s.Run(t, Command, terminal.Screen{}, "", "drain", "node/0", "--undo")
 			rules := path + "devicetaintrules/"
 			if diff := cmp.Diff([]string{"PUT " + rules + "mine", "PUT " + rules + "whole"}, updated); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -104,7 +104,7 @@ func TestDrainConflict(t *testing.T) {
 				}
 				return conflicts == 2
 			}
-			out := run(t, s, terminal.Screen{}, "", "drain", "node/0", "--yes")
+			out := s.Run(t, Command, terminal.Screen{}, "", "drain", "node/0", "--yes")
 			put := slices.Contains(s.Written, "PUT "+path+"/whole")
 			if put != (tc.says == "") || !strings.Contains(out, tc.says) {
 				t.Errorf("written %v; it says:\n%s", s.Written, out)
@@ -144,7 +144,7 @@ func TestUndoConflict(t *testing.T) {
 				}
 				return true
 			}
-			out := run(t, s, terminal.Screen{}, "", "drain", "node/0", "--undo")
+			out := s.Run(t, Command, terminal.Screen{}, "", "drain", "node/0", "--undo")
 			if deleted := slices.Contains(s.Written, "DELETE "+path+"/whole"); deleted != tc.deleted || !strings.Contains(out, tc.says) {
 				t.Errorf("written %v; it says:\n%s", s.Written, out)
 			}
