@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
@@ -33,20 +32,6 @@ func TestOutput(t *testing.T) {
 		"template-computer":  {args: []string{"template", "--machine", "gb10", "--driver-version", "580.95.05"}},
 		"template-thor":      {args: []string{"template", "--machine", "thor,l4", "--driver-version", "580.95.05"}},
 		"template-forbidden": {args: []string{"template", "node"}, change: func(s *kubectltest.Server) { s.Forbidden = []string{kubectltest.Own + "sharingpolicies"} }},
-		"top":                {args: []string{"top"}, change: kubectltest.Busy},
-		"top-namespace":      {args: []string{"top", "-n", "team"}, change: kubectltest.Busy},
-		"top-json":           {args: []string{"top", "-o", "json", "-n", "lab"}, change: kubectltest.Busy},
-		"top-forbidden":      {args: []string{"top"}, change: func(s *kubectltest.Server) { kubectltest.Busy(s); s.Forbidden = []string{kubectltest.MetricsPath} }},
-		"top-authenticated": {args: []string{"top"}, change: func(s *kubectltest.Server) {
-			kubectltest.Busy(s)
-			s.Metrics = nil
-			plugin := s.Items["/api/v1/pods"][0].(corev1.Pod)
-			plugin.Spec.Containers[0].Args = []string{"--metrics-authentication"}
-		}},
-		"top-silent": {args: []string{"top"}, change: func(s *kubectltest.Server) { kubectltest.Busy(s); s.Metrics = nil }},
-		"top-no-tessera": {args: []string{"top"}, change: func(s *kubectltest.Server) {
-			s.Items = map[string][]any{kubectltest.Resources + "resourceslices": {}, kubectltest.Resources + "resourceclaims": {}, "/api/v1/pods": {}}
-		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := kubectltest.New(t)

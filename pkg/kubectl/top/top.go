@@ -1,4 +1,5 @@
-package main
+// Package top is kubectl gpu top: memory and utilization by GPU, partition, share and pod.
+package top
 
 import (
 	"cmp"
@@ -44,7 +45,7 @@ type topUse struct {
 	load
 }
 
-func topCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [NODE...]",
 		Short: "Show memory and utilization by GPU, partition, share and pod",
