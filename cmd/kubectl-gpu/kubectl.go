@@ -12,6 +12,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/gpumap"
 	"github.com/tessera-dra/tessera/pkg/kubectl/policy"
 	"github.com/tessera-dra/tessera/pkg/kubectl/slots"
+	"github.com/tessera-dra/tessera/pkg/kubectl/template"
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/top"
 	"github.com/tessera-dra/tessera/pkg/kubectl/why"
@@ -42,6 +43,6 @@ only drain changes something. What you may not read is named, and the rest is sh
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
 	o.Flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fits.Command(o), why.Command(o), get.Command(o), doctor.Command(o), policy.Command(o), drain.Command(o), top.Command(o), templateCommand(o), webCommand(o))
+	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fits.Command(o), why.Command(o), get.Command(o), doctor.Command(o), policy.Command(o), drain.Command(o), top.Command(o), template.Command(o), webCommand(o))
 	return cmd
 }

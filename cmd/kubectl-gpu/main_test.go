@@ -25,14 +25,7 @@ func TestOutput(t *testing.T) {
 		in     string
 		change func(*kubectltest.Server)
 		args   []string
-	}{
-		"template-no-node":   {args: []string{"template", "nodes"}},
-		"template-two":       {args: []string{"template", "node", "-f", "-"}},
-		"template-misspelt":  {in: strings.Replace(machine, "gpus", "gpu", 1), args: []string{"template", "-f", "-"}},
-		"template-computer":  {args: []string{"template", "--machine", "gb10", "--driver-version", "580.95.05"}},
-		"template-thor":      {args: []string{"template", "--machine", "thor,l4", "--driver-version", "580.95.05"}},
-		"template-forbidden": {args: []string{"template", "node"}, change: func(s *kubectltest.Server) { s.Forbidden = []string{kubectltest.Own + "sharingpolicies"} }},
-	} {
+	}{} {
 		t.Run(name, func(t *testing.T) {
 			s := kubectltest.New(t)
 			if tc.change != nil {

@@ -1,4 +1,5 @@
-package main
+// Package template is kubectl gpu template: the ResourceSlices that a new node will publish.
+package template
 
 import (
 	"cmp"
@@ -30,7 +31,7 @@ type templateOptions struct {
 	labels                                    map[string]string
 }
 
-func templateCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	var t templateOptions
 	cmd := &cobra.Command{
 		Use:   "template (NODE | -f GPUINVENTORY | --machine MACHINE)",

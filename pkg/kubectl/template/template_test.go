@@ -1,4 +1,4 @@
-package main
+package template
 
 import (
 	"strings"
@@ -23,7 +23,7 @@ func TestTemplateLabels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := kubectltest.New(t)
 			tc.change(s)
-			out := run(t, s, terminal.Screen{}, "", append([]string{"template", "node"}, tc.args...)...)
+			out := s.Run(t, Command, terminal.Screen{}, "", append([]string{"template", "node"}, tc.args...)...)
 			if !strings.Contains(out, "kind: ResourceSlice") || strings.Contains(out, "note: No labels of the new node are known") != tc.noted {
 				t.Error(out)
 			}
