@@ -15,6 +15,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/template"
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/top"
+	"github.com/tessera-dra/tessera/pkg/kubectl/web"
 	"github.com/tessera-dra/tessera/pkg/kubectl/why"
 )
 
@@ -43,6 +44,6 @@ only drain changes something. What you may not read is named, and the rest is sh
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
 	o.Flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fits.Command(o), why.Command(o), get.Command(o), doctor.Command(o), policy.Command(o), drain.Command(o), top.Command(o), template.Command(o), webCommand(o))
+	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fits.Command(o), why.Command(o), get.Command(o), doctor.Command(o), policy.Command(o), drain.Command(o), top.Command(o), template.Command(o), web.Command(o))
 	return cmd
 }

@@ -228,15 +228,18 @@ func (s *Server) Execute(t *testing.T, command func(genericclioptions.IOStreams)
 // Run runs one command of kubectl gpu; its name is the first argument.
 func (s *Server) Run(t *testing.T, sub func(*cluster.Options) *cobra.Command, on terminal.Screen, in string, args ...string) string {
 	t.Helper()
-	return s.Execute(t, func(streams genericclioptions.IOStreams) *cobra.Command {
-		o := cluster.NewOptions(streams, on)
-		cmd := &cobra.Command{Use: "kubectl-gpu", SilenceUsage: true, SilenceErrors: true}
-		cmd.SetOut(o.Out)
-		cmd.SetErr(o.ErrOut)
-		o.Flags.AddFlags(cmd.PersistentFlags())
-		cmd.AddCommand(sub(o))
-		return cmd
-	}, in, args...)
+	return s.Execute(t, func(streams genericclioptions.IOStreams) *cobra.Command { return Root(streams, on, sub) }, in, args...)
+}
+
+// Root returns kubectl gpu with only one command.
+func Root(streams genericclioptions.IOStreams, on terminal.Screen, sub func(*cluster.Options) *cobra.Command) *cobra.Command {
+	o := cluster.NewOptions(streams, on)
+	cmd := &cobra.Command{Use: "kubectl-gpu", SilenceUsage: true, SilenceErrors: true}
+	cmd.SetOut(o.Out)
+	cmd.SetErr(o.ErrOut)
+	o.Flags.AddFlags(cmd.PersistentFlags())
+	cmd.AddCommand(sub(o))
+	return cmd
 }
 
 // Case is a run of a command.

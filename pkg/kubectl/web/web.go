@@ -1,4 +1,5 @@
-package main
+// Package web is kubectl gpu web: the map as a page in a browser of this machine.
+package web
 
 import (
 	"context"
@@ -20,7 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/why"
 )
 
-func webCommand(o *cluster.Options) *cobra.Command {
+func Command(o *cluster.Options) *cobra.Command {
 	var port int
 	var open bool
 	var label string

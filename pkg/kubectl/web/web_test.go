@@ -1,4 +1,4 @@
-package main
+package web
 
 import (
 	"bytes"
@@ -30,7 +30,7 @@ func TestWebTells(t *testing.T) {
 	defer interrupt()
 	const want = "note: You may not list pods: which pods wait isn't known. Ask for the verbs list and watch on them.\n"
 	told := &waiting{text: want, then: interrupt}
-	cmd := command(genericclioptions.IOStreams{In: strings.NewReader(""), Out: io.Discard, ErrOut: told}, terminal.Screen{})
+	cmd := kubectltest.Root(genericclioptions.IOStreams{In: strings.NewReader(""), Out: io.Discard, ErrOut: told}, terminal.Screen{}, Command)
 	cmd.SetArgs([]string{"web", "--server", api.URL, "--kubeconfig", kubectltest.Kubeconfig(t)})
 	if err := cmd.ExecuteContext(ctx); err != nil || strings.Count(told.String(), want) != 1 {
 		t.Errorf("%v: %s", err, told)
