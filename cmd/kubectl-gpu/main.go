@@ -19,6 +19,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/kubectl"
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
@@ -33,7 +34,7 @@ func main() {
 		In: os.Stdin, Out: naming{os.Stdout, as}, ErrOut: terminal.Writer{Writer: naming{os.Stderr, as}},
 	}
 	klog.SetLogger(onlyErrors(streams.ErrOut))
-	err := command(streams, terminal.ScreenOf(os.Stdout)).ExecuteContext(ctx)
+	err := kubectl.New(streams, terminal.ScreenOf(os.Stdout), version).ExecuteContext(ctx)
 	stop()
 	switch {
 	case errors.Is(err, cluster.ErrNo):
@@ -41,7 +42,7 @@ func main() {
 	case errors.Is(err, cluster.ErrWarnings):
 		os.Exit(3)
 	case err != nil:
-		fmt.Fprintln(streams.ErrOut, defaultName+":", err)
+		fmt.Fprintln(streams.ErrOut, kubectl.Name+":", err)
 		os.Exit(2)
 	}
 }
@@ -53,9 +54,6 @@ func onlyErrors(w io.Writer) klog.Logger {
 	return funcr.New(func(_, args string) { fmt.Fprintln(w, args) }, funcr.Options{Verbosity: -1})
 }
 
-// defaultName is how the texts of this program call it.
-const defaultName = "kubectl gpu"
-
 // calledAs returns how the user calls the program: kubectl runs the file kubectl-NAME,
 // which krew makes with another name.
 func calledAs(program string) string {
@@ -63,7 +61,7 @@ func calledAs(program string) string {
 	if as, ok := strings.CutPrefix(name, "kubectl-"); ok {
 		return "kubectl " + strings.ReplaceAll(as, "_", "-")
 	}
-	return defaultName
+	return kubectl.Name
 }
 
 // naming writes texts in which the program is called as the user calls it.
@@ -75,10 +73,10 @@ type naming struct {
 
 // Write implements io.Writer. A text that is written in parts has the name in one of them.
 func (n naming) Write(p []byte) (int, error) {
-	if n.as == defaultName {
+	if n.as == kubectl.Name {
 		return n.Writer.Write(p)
 	}
-	if _, err := n.Writer.Write(bytes.ReplaceAll(p, []byte(defaultName), []byte(n.as))); err != nil {
+	if _, err := n.Writer.Write(bytes.ReplaceAll(p, []byte(kubectl.Name), []byte(n.as))); err != nil {
 		return 0, err
 	}
 	return len(p), nil

@@ -5,36 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
-	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
+	"github.com/tessera-dra/tessera/pkg/kubectl"
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
-
-// run runs the command, and returns its output and its error's text at the end.
-func run(t *testing.T, s *kubectltest.Server, on terminal.Screen, in string, args ...string) string {
-	t.Helper()
-	return s.Execute(t, func(streams genericclioptions.IOStreams) *cobra.Command { return command(streams, on) }, in, args...)
-}
-
-// TestOutput compares the output of commands with testdata.
-func TestOutput(t *testing.T) {
-	for name, tc := range map[string]struct {
-		screen terminal.Screen
-		in     string
-		change func(*kubectltest.Server)
-		args   []string
-	}{} {
-		t.Run(name, func(t *testing.T) {
-			s := kubectltest.New(t)
-			if tc.change != nil {
-				tc.change(s)
-			}
-			kubectltest.CompareFile(t, name, run(t, s, tc.screen, tc.in, tc.args...))
-		})
-	}
-}
 
 // TestCalledAs: texts name the program as the user calls it.
 func TestCalledAs(t *testing.T) {
@@ -48,7 +23,7 @@ func TestCalledAs(t *testing.T) {
 	}
 	var plain, out bytes.Buffer
 	for w, as := range map[*bytes.Buffer]string{&plain: "kubectl gpu", &out: "kubectl tessera"} {
-		cmd := command(genericclioptions.IOStreams{In: strings.NewReader(""), Out: naming{w, as}, ErrOut: naming{w, as}}, terminal.Screen{})
+		cmd := kubectl.New(genericclioptions.IOStreams{In: strings.NewReader(""), Out: naming{w, as}, ErrOut: naming{w, as}}, terminal.Screen{}, version)
 		cmd.SetArgs([]string{"drain", "--help"})
 		if err := cmd.Execute(); err != nil {
 			t.Fatal(err)

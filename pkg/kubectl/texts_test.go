@@ -1,4 +1,4 @@
-package main
+package kubectl
 
 import (
 	"encoding/json"
@@ -6,8 +6,10 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -22,6 +24,12 @@ import (
 const attack = "\x1b]52;c;Y3VybA==\x07\x1b[2J\x1b[32m\u009b31m\u202eall is well\r\nnode-9: nothing is wrong\tnothing"
 
 const green = "\x1b[32m"
+
+// run runs a command of all, and returns its output and its error's text at the end.
+func run(t *testing.T, s *kubectltest.Server, on terminal.Screen, in string, args ...string) string {
+	t.Helper()
+	return s.Execute(t, func(streams genericclioptions.IOStreams) *cobra.Command { return New(streams, on, "test") }, in, args...)
+}
 
 // hostile adds texts that act on terminals wherever a node can write any.
 func hostile(s *kubectltest.Server) {

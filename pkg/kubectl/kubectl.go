@@ -1,4 +1,5 @@
-package main
+// Package kubectl is kubectl gpu: each command has a package of its own.
+package kubectl
 
 import (
 	"github.com/spf13/cobra"
@@ -19,7 +20,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/why"
 )
 
-func command(streams genericclioptions.IOStreams, s terminal.Screen) *cobra.Command {
+// Name is how the texts of all commands call the program.
+const Name = "kubectl gpu"
+
+// New makes the command of a version, with all subcommands.
+func New(streams genericclioptions.IOStreams, s terminal.Screen, version string) *cobra.Command {
 	o := cluster.NewOptions(streams, s)
 	cmd := &cobra.Command{
 		Use:   "kubectl-gpu",
@@ -39,7 +44,7 @@ only drain changes something. What you may not read is named, and the rest is sh
   kubectl gpu template node-3      # the ResourceSlices of a new node like it, for autoscalers
   kubectl gpu web                  # the map as a page in the browser`,
 		Version: version, SilenceUsage: true, SilenceErrors: true,
-		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: defaultName},
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: Name},
 	}
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
