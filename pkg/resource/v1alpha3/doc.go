@@ -9,5 +9,5 @@
 // a control plane controller (classic DRA) has no devices.
 //
 // Nothing but the lines that install Transport, in pkg/control, pkg/node and
-// cmd/kubectl-gpu, depends on this package: delete it when support of Kubernetes 1.31 ends.
+// pkg/kubectl/cluster, depends on this package: delete it when support of Kubernetes 1.31 ends.
 package v1alpha3
