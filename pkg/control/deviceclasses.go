@@ -18,6 +18,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/classes"
 	"github.com/tessera-dra/tessera/pkg/control/lease"
 	"github.com/tessera-dra/tessera/pkg/control/server"
+	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
 // addClasses makes the manager keep the DeviceClasses of a file as they are there,
@@ -41,7 +42,7 @@ func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface
 	}
 	ctl, err := controller.New("device-class", mgr, controller.Options{
 		Reconciler:     r,
-		RateLimiter:    workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
+		RateLimiter:    workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](undone.FirstRetryDelay, undone.MaxRetryDelay),
 		LogConstructor: func(*reconcile.Request) logr.Logger { return mgr.GetLogger() },
 	})
 	if err != nil {

@@ -10,37 +10,32 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/claims"
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/labels"
 	"github.com/tessera-dra/tessera/pkg/control/lease"
+	"github.com/tessera-dra/tessera/pkg/control/nodes"
 	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/control/plan"
+	"github.com/tessera-dra/tessera/pkg/control/policies"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
@@ -74,10 +69,6 @@ type Config struct {
 const (
 	// parallelNodes bounds how many nodes are reconciled at once.
 	parallelNodes = 8
-	// Retries come soon and maxRetryDelay is short, because the GPUs of a pool
-	// that could not be written can't be allocated.
-	firstRetryDelay = 50 * time.Millisecond
-	maxRetryDelay   = 30 * time.Second
 	// waitPause is between two attempts to reach the API server at the start.
 	waitPause = time.Second
 	// waitForKinds is how long a server may take to serve the custom resources.
@@ -206,7 +197,6 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 // add makes the manager run everything.
 func add(mgr manager.Manager, p *publish.Publisher, c *claims.Index, s *server.Server, w *undone.Writes) error {
 	registry := prometheus.NewRegistry()
-	counted := newMetrics(registry)
 	if _, err := c.Informer.AddEventHandler(claims.Counter(registry)); err != nil {
 		return fmt.Errorf("count claims: %w", err)
 	}
@@ -215,18 +205,18 @@ func add(mgr manager.Manager, p *publish.Publisher, c *claims.Index, s *server.S
 			return err
 		}
 	}
-	planner := plan.New(mgr.GetClient(), c, s, kinds.Definitions{Server: mgr.GetAPIReader(), Clock: clock.RealClock{}}, registry)
-	slices := countedSlices{p, counted.writes}
-	if err := registry.Register(newObjectMetrics(mgr.GetClient(), slices, planner)); err != nil {
-		return fmt.Errorf("register metrics of policies and pools: %w", err)
-	}
-	n := newNodeReconciler(mgr.GetClient(), mgr.GetAPIReader(), slices, planner, s, c, clock.RealClock{}, mgr.Elected())
-	n.release, n.writes = p.Release, w
-	n.events = shortEvents{mgr.GetEventRecorder(lease.Name)}
+	api, events := mgr.GetClient(), shortEvents{mgr.GetEventRecorder(lease.Name)}
+	planner := plan.New(api, c, s, kinds.Definitions{Server: mgr.GetAPIReader(), Clock: clock.RealClock{}}, registry)
+	registry.MustRegister(nodes.NewCollector(api, p, planner), policies.NewCollector(api))
+	n := nodes.New(nodes.Config{
+		Client: api, Server: mgr.GetAPIReader(), Slices: p, Release: p.Release, Planner: planner, Abilities: s, Claims: c,
+		Writes: w, Events: events, Metrics: registry, Clock: clock.RealClock{}, Leads: mgr.Elected(),
+	})
 	if err := addNodes(mgr, n, p.Informer(), c.Informer, s); err != nil {
 		return err
 	}
-	return addPolicies(mgr, n, c.Informer, s)
+	r := policies.New(policies.Config{Client: api, Planner: planner, Slices: p, Writes: w, Events: events, Clock: clock.RealClock{}})
+	return addPolicies(mgr, r, planner, c.Informer, s)
 }
 
 // clientConfig returns the configuration of the controller's clients. They don't limit
@@ -312,116 +302,15 @@ func ready(mgr manager.Manager) healthz.Checker {
 	}
 }
 
-// addNodes makes the manager run one reconciliation a node, whenever something
-// changes that the node's offer follows from: its inventory, one of its slices,
-// its labels, a policy, the devices of claims, or the server's abilities.
-func addNodes(mgr manager.Manager, n *nodeReconciler, slices, claims toolscache.SharedIndexInformer, s *server.Server) error {
-	options := nodeOptions(mgr, n)
-	options.EnableWarmup = new(true) // a new leader starts with full caches
-	ctl, err := controller.New("node", mgr, options)
-	if err != nil {
-		return fmt.Errorf("set up the node controller: %w", err)
-	}
-	all := allNodes(mgr.GetClient())
-	for _, source := range []source.Source{
-		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &inventoryEvents{registrations: n.registrations}),
-		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, all, predicate.GenerationChangedPredicate{}),
-		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
-		source.Channel(s.Changes(), all),
-		informed{slices, "ResourceSlices", n.nodeOfSlice},
-		informed{claims, "ResourceClaims", n.concerned},
-	} {
-		if err := ctl.Watch(source); err != nil {
-			return fmt.Errorf("set up the node controller: %w", err)
+// leadersMetrics adds metrics to the served ones once this instance leads: the other
+// replicas would report the same values again, or none.
+func leadersMetrics(all prometheus.Registerer, own prometheus.Collector) manager.RunnableFunc {
+	return func(ctx context.Context) error {
+		if err := all.Register(own); err != nil {
+			return fmt.Errorf("serve the controller's metrics: %w", err)
 		}
+		<-ctx.Done()
+		all.Unregister(own)
+		return nil
 	}
-	return nil
-}
-
-// nodeOptions are those of a controller whose requests are nodes.
-func nodeOptions(mgr manager.Manager, r reconcile.Reconciler) controller.Options {
-	return controller.Options{
-		Reconciler:              r,
-		MaxConcurrentReconciles: parallelNodes,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
-		LogConstructor: func(node *reconcile.Request) logr.Logger {
-			if node == nil {
-				return mgr.GetLogger()
-			}
-			return mgr.GetLogger().WithValues("node", node.Name)
-		},
-	}
-}
-
-// addPolicies makes the manager reconcile all policies whenever a policy, an
-// inventory, a node's labels, the waiting devices, or the server's abilities
-// change.
-func addPolicies(mgr manager.Manager, n *nodeReconciler, claims toolscache.SharedIndexInformer, s *server.Server) error {
-	ctl, err := controller.New("policy", mgr, controller.Options{
-		Reconciler:   &policyReconciler{clock: n.clock, client: mgr.GetClient(), planner: n.planner, slices: n.slices, writes: n.writes, warn: warner(mgr)},
-		EnableWarmup: new(true),
-		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetryDelay, maxRetryDelay),
-		LogConstructor: func(*reconcile.Request) logr.Logger {
-			return mgr.GetLogger()
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("set up the policy controller: %w", err)
-	}
-	for _, source := range []source.Source{
-		// Statuses too: while the cache lacks the last write, a status looks as if it were right.
-		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, everything()),
-		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, everything()),
-		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), everything(), predicate.LabelChangedPredicate{}),
-		source.Channel(s.Changes(), everything()),
-		source.Channel(n.planner.Changes(), everything()),
-		// Not before it is known what claims have: the statuses say so.
-		informed{claims, "ResourceClaims", func(any) []reconcile.Request { return nil }},
-	} {
-		if err := ctl.Watch(source); err != nil {
-			return fmt.Errorf("set up the policy controller: %w", err)
-		}
-	}
-	return nil
-}
-
-// warner writes warnings about policies as events.
-func warner(mgr manager.Manager) func(s *v1alpha1.SharingPolicy, reason, message string) {
-	recorder := shortEvents{mgr.GetEventRecorder(lease.Name)}
-	return func(s *v1alpha1.SharingPolicy, reason, message string) {
-		recorder.Eventf(s, nil, corev1.EventTypeWarning, reason, "Offer", "%s", message)
-	}
-}
-
-// addNodeLabels makes the manager label Nodes, whenever an inventory or a
-// Node's labels change.
-func addNodeLabels(mgr manager.Manager, w *undone.Writes) error {
-	labeler := labels.NewLabeler(mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{}, w)
-	ctl, err := controller.New("node-labels", mgr, nodeOptions(mgr, labeler))
-	if err != nil {
-		return fmt.Errorf("set up the node label controller: %w", err)
-	}
-	for _, source := range []source.Source{
-		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{}),
-		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), nodesWithLabels(mgr.GetClient()), predicate.LabelChangedPredicate{}),
-	} {
-		if err := ctl.Watch(source); err != nil {
-			return fmt.Errorf("set up the node label controller: %w", err)
-		}
-	}
-	return nil
-}
-
-// addLabelRemoval makes the manager remove the labels of Nodes that are left from a controller
-// that wrote them. Of Nodes without such labels it does nothing but look at the cached object.
-func addLabelRemoval(mgr manager.Manager, w *undone.Writes) error {
-	ctl, err := controller.New("node-labels", mgr, nodeOptions(mgr, labels.NewRemover(mgr.GetClient(), w)))
-	if err != nil {
-		return fmt.Errorf("set up the removal of node labels: %w", err)
-	}
-	nodes := source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), &handler.EnqueueRequestForObject{}, predicate.NewPredicateFuncs(kinds.HasOurLabels))
-	if err := ctl.Watch(nodes); err != nil {
-		return fmt.Errorf("set up the removal of node labels: %w", err)
-	}
-	return nil
 }

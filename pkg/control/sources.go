@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	resourceapi "k8s.io/api/resource/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -14,17 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/control/claims"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
 	"github.com/tessera-dra/tessera/pkg/control/labels"
-	"github.com/tessera-dra/tessera/pkg/control/publish"
-	"github.com/tessera-dra/tessera/pkg/gpu"
 )
-
-func requestFor(node string) reconcile.Request {
-	var r reconcile.Request
-	r.Name = node
-	return r
-}
 
 // everything maps every event to the one request that policies know.
 func everything() handler.EventHandler {
@@ -45,7 +36,7 @@ func allNodes(c client.Reader) handler.EventHandler {
 		}
 		nodes := make([]reconcile.Request, len(list.Items))
 		for i := range list.Items {
-			nodes[i] = requestFor(list.Items[i].Name)
+			nodes[i] = kinds.Request(list.Items[i].Name)
 		}
 		if q, ok := queue.(priorityqueue.PriorityQueue[reconcile.Request]); ok {
 			q.AddWithOpts(priorityqueue.AddOpts{Priority: new(handler.LowPriority)}, nodes...)
@@ -66,7 +57,7 @@ func nodesWithInventory(c client.Reader) handler.EventHandler {
 		if c.Get(ctx, client.ObjectKey{Name: o.GetName()}, &v1alpha1.GPUInventory{}, client.UnsafeDisableDeepCopy) != nil {
 			return nil
 		}
-		return []reconcile.Request{requestFor(o.GetName())}
+		return []reconcile.Request{kinds.Request(o.GetName())}
 	})
 }
 
@@ -77,7 +68,7 @@ func nodesWithLabels(c client.Reader) handler.EventHandler {
 		if c.Get(ctx, client.ObjectKey{Name: o.GetName()}, &v1alpha1.GPUInventory{}, client.UnsafeDisableDeepCopy) != nil && !labels.AboutGPUs(o) {
 			return nil
 		}
-		return []reconcile.Request{requestFor(o.GetName())}
+		return []reconcile.Request{kinds.Request(o.GetName())}
 	})
 }
 
@@ -116,35 +107,6 @@ func (s informed) WaitForSync(ctx context.Context) error {
 		return errors.New("the cache of " + s.what + " could not be filled")
 	}
 	return nil
-}
-
-// nodeOfSlice is the node of every slice that comes, changes or goes. Slices of
-// another driver on nodes without an inventory trigger nothing.
-func (n *nodeReconciler) nodeOfSlice(obj any) []reconcile.Request {
-	slice, ok := obj.(*resourceapi.ResourceSlice)
-	if !ok || slice.Spec.NodeName == nil {
-		return nil
-	}
-	node := *slice.Spec.NodeName
-	if slice.Labels[publish.ManagedByLabel] != publish.ManagedBy &&
-		n.client.Get(context.Background(), client.ObjectKey{Name: node}, &v1alpha1.GPUInventory{}, client.UnsafeDisableDeepCopy) != nil {
-		return nil
-	}
-	return []reconcile.Request{requestFor(node)}
-}
-
-// concerned lists the nodes to reconcile after an event of a claim: their offer
-// depends on claims only while claims have devices that the plan doesn't offer, or that
-// new claims shouldn't get. In a steady state, claims that are created and deleted trigger
-// nothing.
-func (n *nodeReconciler) concerned(obj any) []reconcile.Request {
-	var requests []reconcile.Request
-	for _, r := range claims.Results(obj) {
-		if n.planner.DependsOnClaims(r.Pool) || !n.slices.Offers(r.Pool, gpu.DeviceName(r.Device)) {
-			requests = append(requests, requestFor(r.Pool))
-		}
-	}
-	return requests
 }
 
 // informerRunner runs an informer in every replica, leader or not.

@@ -5,7 +5,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
 // Node is the kind of Nodes.
@@ -25,4 +27,9 @@ const LabelManager = "tessera-node-labels"
 // HasOurLabels reports whether the controller owns labels of a Node.
 func HasOurLabels(node client.Object) bool {
 	return slices.ContainsFunc(node.GetManagedFields(), func(m metav1.ManagedFieldsEntry) bool { return m.Manager == LabelManager })
+}
+
+// Request is the request to reconcile what belongs to a node.
+func Request(node string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: node}}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -229,4 +230,12 @@ func devicesOf(allocated []claims.Allocation) []gpu.DeviceName {
 		out[i] = a.Device
 	}
 	return out
+}
+
+// Publishable reports whether a node should have a pool: not without an
+// inventory, while the inventory goes away, before the kubelet has registered
+// the plugin, and where another driver serves the GPUs.
+func Publishable(inv *v1alpha1.GPUInventory) bool {
+	return inv != nil && inv.DeletionTimestamp == nil && !inv.Status.RegisteredAt.IsZero() &&
+		!meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionConflicting)
 }

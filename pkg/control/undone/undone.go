@@ -4,16 +4,25 @@
 package undone
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
+)
+
+// The pauses between attempts of what fails. Retries come soon and the pauses stay short, because
+// the GPUs of a pool that could not be written can't be allocated.
+const (
+	FirstRetryDelay = 50 * time.Millisecond
+	MaxRetryDelay   = 30 * time.Second
 )
 
 const (
@@ -136,6 +145,13 @@ func (w *Writes) Forget(keys ...string) {
 	for _, key := range keys {
 		delete(w.last, key)
 	}
+}
+
+// Explain names the program that undoes a write, if that is known: its field manager.
+func Explain(happens, managers string) string {
+	return fmt.Sprintf("%s again and again by somebody else (%s). Look for a second release of Tessera, which may be of an older version, "+
+		"and for programs that restore, prune or delete objects. Until that ends, the controller writes less and less often.",
+		strings.ToUpper(happens[:1])+happens[1:], cmp.Or(managers, "it isn't known by whom"))
 }
 
 // Content returns an object as text that is the same for equal objects.
