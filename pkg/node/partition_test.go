@@ -55,7 +55,6 @@ type divided struct {
 	*hardwareParts
 	ctx      context.Context
 	host     driverroot.Host
-	signals  *driver.Signals
 	follower *driver.Follower
 	facts    *facts.Facts
 	specs    *cdi.Specs
@@ -85,7 +84,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	t.Cleanup(cancelAll)
 	host := driverroot.NewHost(installed.Host)
 	d = &divided{
-		ctx: ctx, host: host, signals: driver.NewSignals(), facts: facts.New("node-0"), dir: t.TempDir(), cdi: t.TempDir(),
+		ctx: ctx, host: host, facts: facts.New("node-0"), dir: t.TempDir(), cdi: t.TempDir(),
 		daemons: nodetest.NewDaemons(host.Path("/"), filepath.Join("/run/mps", t.Name(), "d")), reread: make(chan struct{}, 1000),
 	}
 	d.facts.SawNode(true, "")
@@ -109,7 +108,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	parts.healthOf = healthOf(host, "boot")
 	d.hardwareParts = parts
 	follower := driver.New(driver.Config{
-		NodeName: "node-0", BootID: "boot", Journal: j, Opener: driver.NewOpener(host, ""), Signals: d.signals, Minors: minors, Facts: d.facts, Partitions: d.partitions, Known: d, Listener: d, OnEvent: func(nvml.Event) {},
+		NodeName: "node-0", BootID: "boot", Journal: j, Opener: driver.NewOpener(host, ""), Minors: minors, Facts: d.facts, Partitions: d.partitions, Known: d, Listener: d, OnEvent: func(nvml.Event) {},
 	})
 	d.follower = follower
 	running, cancel := context.WithCancel(ctx)
@@ -134,7 +133,7 @@ func (d *divided) eventually(t *testing.T, what string, holds func() bool) {
 		if holds() {
 			return
 		}
-		d.signals.Wake()
+		d.facts.Reread()
 		<-time.After(20 * time.Millisecond)
 	}
 	t.Fatalf("%s doesn't come to hold; trouble: %v", what, d.facts.Trouble())

@@ -102,10 +102,10 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	p.warnings = newWarnings(p.client, cfg.NodeName)
 	p.statuses = claimstatus.New(p.client, gpu.DriverName, cfg.NodeName)
 	p.facts = facts.New(cfg.NodeName)
-	signals, minors := driver.NewSignals(), driver.NewMinors(p.specs)
+	minors := driver.NewMinors(p.specs)
 	p.partitions = partition.New(partition.Config{
 		Journal: p.journal, BootID: bootID, Registerer: p.metrics,
-		ConditionsChanged: signals.Wake, ModeSwitched: minors.ModeSwitched, Step: failpoint.Step(),
+		ConditionsChanged: p.facts.Reread, ModeSwitched: minors.ModeSwitched, Step: failpoint.Step(),
 	})
 	daemons, err := mps.Dial(cfg.MPSSocket)
 	if err != nil {
@@ -117,7 +117,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	}
 	p.sharing = sharing.New(sharing.Config{
 		Journal: p.journal, Daemons: daemons, BootID: bootID, Prepared: prepared, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
-		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: signals.WakeForGPUs,
+		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: p.facts.RereadGPUs,
 		DaemonFaultsChanged: func() { p.health.SawEvent("") },
 		Warn:                p.warnings.warnHolder, Step: failpoint.Step(),
 	})
@@ -132,7 +132,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		Journal: p.journal, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
 		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
 		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,
-		Registerer: p.metrics, ConditionsChanged: signals.Wake, OnPrepared: p.statuses.Enqueue, Event: p.warnings.event,
+		Registerer: p.metrics, ConditionsChanged: p.facts.Reread, OnPrepared: p.statuses.Enqueue, Event: p.warnings.event,
 		ReportDoubleAllocation: p.reportDoubleAllocation,
 		Step:                   failpoint.Step(),
 	})
@@ -145,11 +145,11 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		health: p.health, healthOf: healthOf(host, bootID), readings: p.readings,
 	}
 	p.driver = driver.New(driver.Config{
-		NodeName: cfg.NodeName, BootID: bootID, Journal: p.journal, Opener: p.tenure.opener, Signals: signals, Minors: minors, Facts: p.facts,
+		NodeName: cfg.NodeName, BootID: bootID, Journal: p.journal, Opener: p.tenure.opener, Minors: minors, Facts: p.facts,
 		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent, Step: failpoint.Step(), Registerer: p.metrics,
 	})
 	p.resets.driver = p.driver
-	devices := deviceHealth{pool: cfg.NodeName, journal: p.journal, facts: p.facts, outdated: p.driver.Outdated}
+	devices := deviceHealth{pool: cfg.NodeName, journal: p.journal, facts: p.facts, outdated: p.facts.Outdated}
 	p.kubelet = kubelet.New(kubelet.Config{
 		Driver: gpu.DriverName, Root: cfg.KubeletRoot, PodUID: p.tenure.podUID, DataDir: cfg.DataDir,
 		Client: p.client, Claims: p.preparer, Health: devices.report,

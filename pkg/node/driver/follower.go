@@ -73,8 +73,6 @@ type Config struct {
 	Journal *journal.Journal
 	// Opener finds and opens the driver. Followers that run one after the other share it.
 	Opener *Opener
-	// Signals request further readings.
-	Signals *Signals
 	// Minors sets the driver of the CDI specifications.
 	Minors *Minors
 	// Facts are set after each reading, without the partitions that are created for
@@ -103,9 +101,6 @@ type Follower struct {
 	first chan struct{}
 	// alive is beaten at each step of the loop.
 	alive heartbeat
-	// looked is when the last reading that confirmed the facts began; reading is since
-	// when a reading has been requested or in progress.
-	looked, reading instant
 	// staysOpen: a session could not be closed.
 	staysOpen atomic.Bool
 	listening listening
@@ -193,7 +188,7 @@ func (f *Follower) Run(ctx context.Context) error {
 // follow opens the driver and reads it repeatedly. It returns the error that ends
 // this. looked is called after Arrived has returned or lasted for RecoverWithin.
 func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
-	f.beginReading()
+	f.cfg.Facts.BeginReading()
 	_ = f.closeRest() // tried again later
 	root, session, err := f.cfg.Opener.open()
 	if err != nil {
@@ -238,7 +233,6 @@ func (f *Follower) lose(ctx context.Context, err error) {
 		f.said = err.Error()
 	}
 	f.cfg.Facts.Missing(reason, err.Error())
-	f.endReading()
 }
 
 // close ends a session, which is left because of an error, and returns that error. A
@@ -294,9 +288,9 @@ func (f *Follower) beforeClose(ctx context.Context, arrived <-chan struct{}, why
 	f.cfg.Listener.BeforeClose(ctx, pluginEnds)
 }
 
-// pause waits for a signal, the time, or the end of ctx.
+// pause waits for a request, the time, or the end of ctx.
 func (f *Follower) pause(ctx context.Context, d time.Duration) (woken bool) {
 	f.alive.beat()
 	defer f.alive.beat()
-	return f.cfg.Signals.await(ctx, d)
+	return f.cfg.Facts.AwaitRequest(ctx, d)
 }

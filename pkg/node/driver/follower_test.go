@@ -57,7 +57,7 @@ func newFixture(t *testing.T) *fixture {
 		onMend: func(context.Context, func(gpu.Partition) bool) error { return nil },
 	}
 	f.Config = Config{
-		NodeName: "node-0", BootID: "boot", Journal: j, Opener: NewOpener(driverroot.NewHost(installed.Host), ""), Facts: facts.New("node-0"), Signals: NewSignals(),
+		NodeName: "node-0", BootID: "boot", Journal: j, Opener: NewOpener(driverroot.NewHost(installed.Host), ""), Facts: facts.New("node-0"),
 		Partitions: partition.New(partition.Config{Journal: j, BootID: "boot"}), Known: f, Listener: f, OnEvent: func(nvml.Event) {},
 	}
 	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: f.Opener.host})
@@ -134,7 +134,7 @@ func eventually(t *testing.T, f *fixture, what string, holds func() bool) {
 		if holds() {
 			return
 		}
-		f.Signals.Wake()
+		f.Facts.Reread()
 		<-time.After(20 * time.Millisecond)
 	}
 	t.Fatalf("%s doesn't come to hold; trouble: %v", what, f.Facts.Trouble())
@@ -358,7 +358,7 @@ func TestDriverReplaced(t *testing.T) {
 			}
 			return
 		case <-time.After(20 * time.Millisecond):
-			f.Signals.Wake()
+			f.Facts.Reread()
 		}
 	}
 	t.Fatal("the plugin goes on with the library of the driver before")
@@ -376,9 +376,9 @@ func (f *fixture) saw(t *testing.T, bootID string, gpus ...gpu.GPU) {
 func (f *fixture) readAgain(t *testing.T) {
 	t.Helper()
 	_, changed := f.Facts.State()
-	f.Signals.Wake()
+	f.Facts.Reread()
 	<-changed
-	f.Signals.Wake()
+	f.Facts.Reread()
 	_, changed = f.Facts.State()
 	<-changed // the reading before has ended
 }

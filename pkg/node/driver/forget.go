@@ -26,7 +26,7 @@ func (f *Follower) Forget(ctx context.Context, uuid gpu.UUID) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	f.cfg.Signals.WakeForGPUs()
+	f.cfg.Facts.RereadGPUs()
 	select {
 	case err := <-r.result:
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -37,7 +38,7 @@ func TestForget(t *testing.T) {
 		t.Errorf("the next plugin would know of %d GPUs", len(seen.GPUs))
 	}
 	before, changed := f.Facts.State()
-	f.Signals.Wake()
+	f.Facts.Reread()
 	<-changed // it was read again
 	if after, _ := f.Facts.State(); len(after.Node.GPUs) != len(before.Node.GPUs) || has(gone.UUID) {
 		t.Errorf("the next reading has found %d GPUs, want %d", len(after.Node.GPUs), len(before.Node.GPUs))
@@ -54,7 +55,7 @@ func TestForgetIsGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
 	go func() { failed <- f.Forget(ctx, gone.UUID) }()
-	<-f.Signals.wake // it has requested it
+	f.Facts.AwaitRequest(ctx, time.Minute) // it has requested it
 	cancel()
 	if err := <-failed; err == nil {
 		t.Fatal("forgotten without a session")
@@ -62,7 +63,7 @@ func TestForgetIsGivenUp(t *testing.T) {
 	f.run(t)
 	<-f.arrivals
 	_, changed := f.Facts.State()
-	f.Signals.Wake()
+	f.Facts.Reread()
 	<-changed // it was read again
 	if all, _, _ := f.Facts.GPUs(); !slices.Contains(all, gone.UUID) {
 		t.Error("the GPU was forgotten after Forget had returned an error")

@@ -34,7 +34,7 @@ func (f *Follower) mend(ctx context.Context, there gpu.Node) {
 			return false
 		}
 		if !before[part] {
-			f.cfg.Signals.soon()
+			f.cfg.Facts.RereadSoon()
 		}
 		lacking[part] = true
 		return before[part]

@@ -89,7 +89,9 @@ func TestMendPaces(t *testing.T) {
 		if hw.tries != 0 {
 			t.Errorf("%d tries before it was missed twice in a row", hw.tries)
 		}
-		<-f.Signals.wake // asked for a second look
+		if !f.Facts.AwaitRequest(ctx, time.Minute) {
+			t.Error("no second look was requested")
+		}
 		for range 300 {
 			look()
 			time.Sleep(time.Second)

@@ -31,8 +31,7 @@ func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, sessio
 			return &closed{closing: c, root: root}
 		}
 		f.forget(ctx, session)
-		f.beginReading()
-		hostToo := f.cfg.Signals.hostChanged.Swap(false) || !woken || f.cdiFailed != nil
+		hostToo := f.cfg.Facts.BeginReading() || !woken || f.cdiFailed != nil
 		now, err := f.cfg.Opener.find()
 		if err != nil {
 			return err
@@ -94,10 +93,9 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 		f.cfg.Facts.SetListing(r.Listing)
 		f.cfg.Facts.Found(f.withConditions(reported))
 		f.seen.found(ctx, reported.GPUs)
-		f.looked.setIfLater(began)
-		f.endReading()
+		f.cfg.Facts.Looked(began, nil)
 		if len(r.Unread) > 0 {
-			f.cfg.Signals.soon()
+			f.cfg.Facts.RereadSoon()
 		}
 		there := r.Node
 		there.GPUs = slices.DeleteFunc(slices.Clone(there.GPUs), func(g gpu.GPU) bool { return slices.Contains(r.Unread, g.UUID) })

@@ -119,7 +119,7 @@ func (f *Follower) whileClosed(ctx context.Context, do func(context.Context, SMI
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	f.cfg.Signals.WakeForGPUs()
+	f.cfg.Facts.RereadGPUs()
 	var err error
 	select {
 	case err := <-c.result:

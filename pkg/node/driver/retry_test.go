@@ -95,7 +95,7 @@ func TestSignalsOfFailuresAreRare(t *testing.T) {
 				for minute, most := range test.most {
 					readings := 0
 					for over := time.Now().Add(time.Minute); time.Now().Before(over); {
-						if !f.Signals.await(ctx, time.Until(over)) {
+						if !f.Facts.AwaitRequest(ctx, time.Until(over)) {
 							continue
 						}
 						readings++

@@ -20,7 +20,7 @@ import (
 // probeEvery is the pause between two looks for GPUs that don't respond.
 const probeEvery = 5 * time.Second
 
-// watch sends signals when GPUs, or their device nodes, may have changed. The
+// watch requests readings when GPUs, or their device nodes, may have changed. The
 // function that is returned ends that, and returns when the session isn't used any
 // more.
 func (f *Follower) watch(ctx context.Context, root driverroot.Root, session *nvml.Session) (end func()) {
@@ -47,7 +47,7 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 			case err == nil:
 				failures.Reset(f.cfg.NodeName)
 				f.cfg.OnEvent(event)
-				f.cfg.Signals.soon()
+				f.cfg.Facts.RereadSoon()
 				continue
 			case ctx.Err() != nil:
 				return
@@ -62,7 +62,7 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 				case <-ctx.Done():
 				}
 			}
-			f.cfg.Signals.WakeForGPUs()
+			f.cfg.Facts.RereadGPUs()
 		}
 	}()
 	return done
@@ -123,13 +123,13 @@ func (f *Follower) watchSilence(ctx context.Context, session *nvml.Session) <-ch
 			}
 			began := time.Now()
 			silent := session.Probe()
-			f.probed(began, silent)
+			f.cfg.Facts.Looked(began, silent)
 			if slices.Equal(silent, before) {
 				continue
 			}
 			klog.FromContext(ctx).Info("The set of GPUs that don't respond has changed", "node", f.cfg.NodeName, "gpus", silent, "before", before)
 			before = silent
-			f.cfg.Signals.WakeForGPUs()
+			f.cfg.Facts.RereadGPUs()
 		}
 	}()
 	return done
@@ -159,10 +159,10 @@ func (f *Follower) watchNodes(ctx context.Context, root driverroot.Root) <-chan 
 				return
 			case err := <-watcher.Errors:
 				klog.FromContext(ctx).Info("Changes of device nodes may have been missed, reading them again", "err", err)
-				f.cfg.Signals.Wake()
+				f.cfg.Facts.Reread()
 			case event := <-watcher.Events:
 				if strings.HasPrefix(filepath.Base(event.Name), "nvidia") && event.Op&(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) != 0 {
-					f.cfg.Signals.Wake()
+					f.cfg.Facts.Reread()
 				}
 			}
 		}

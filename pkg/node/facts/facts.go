@@ -21,9 +21,10 @@ const (
 )
 
 // Facts has the known facts about one node. Its methods may be called
-// concurrently; none but WaitNodeSeen blocks.
+// concurrently; none but WaitNodeSeen and AwaitRequest blocks.
 type Facts struct {
 	nodeName string
+	requests requests
 
 	mu      notify.Mutex // of all below
 	known   bool         // Found or Missing was called
@@ -53,7 +54,7 @@ type Listing struct {
 
 // New returns Facts that know nothing yet.
 func New(nodeName string) *Facts {
-	return &Facts{nodeName: nodeName}
+	return &Facts{nodeName: nodeName, requests: requests{wake: make(chan struct{}, 1)}}
 }
 
 // State is a copy of the facts at one time.
@@ -88,16 +89,18 @@ func (f *Facts) SetListing(l Listing) {
 	f.listing = l
 }
 
-// Found sets the GPUs. A GPU that can't be named has no devices.
+// Found sets the GPUs, and ends a reading. A GPU that can't be named has no devices.
 func (f *Facts) Found(node gpu.Node) {
+	defer f.requests.reading.take()
 	f.mu.Change(func() {
 		f.known, f.read, f.names, f.trouble = true, node, gpu.NameAll(node.GPUs), Trouble{}
 		f.node = f.withHealth()
 	})
 }
 
-// Missing sets that there are no GPUs to offer, and why.
+// Missing sets that there are no GPUs to offer, and why. It ends a reading.
 func (f *Facts) Missing(reason, message string) {
+	defer f.requests.reading.take()
 	f.mu.Change(func() {
 		f.known, f.names = true, nil
 		f.node, f.read = gpu.Node{Name: f.nodeName}, gpu.Node{Name: f.nodeName}

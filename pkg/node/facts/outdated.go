@@ -1,4 +1,4 @@
-package driver
+package facts
 
 import (
 	"fmt"
@@ -7,15 +7,14 @@ import (
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/facts"
 )
 
 // Outdated returns an error if the facts may not be true any more: for longer than
 // after, no look at the GPUs has ended, or a reading that something has requested.
 // The error's text stays the same until they are known to be true again.
-func (f *Follower) Outdated(after time.Duration) error {
+func (f *Facts) Outdated(after time.Duration) error {
 	var oldest time.Time
-	for _, i := range []*instant{&f.looked, &f.reading, &f.cfg.Signals.requested} {
+	for _, i := range []*instant{&f.requests.looked, &f.requests.reading, &f.requests.requested} {
 		if at, ok := i.get(); ok && (oldest.IsZero() || at.Before(oldest)) {
 			oldest = at
 		}
@@ -26,28 +25,15 @@ func (f *Follower) Outdated(after time.Duration) error {
 	return fmt.Errorf("the plugin has not been able to look at the GPUs since %s", oldest.UTC().Format(time.RFC3339))
 }
 
-// beginReading says that what is requested now will be answered by a reading that
-// begins, or by the finding that there is no driver.
-func (f *Follower) beginReading() {
-	at, ok := f.cfg.Signals.requested.take()
-	if !ok {
-		at = time.Now()
-	}
-	f.reading.setIfNone(at)
-}
-
-// endReading says that the facts were set.
-func (f *Follower) endReading() { f.reading.take() }
-
-// probed says that GPUs were asked for an answer, beginning at a time, and which have
+// Looked says that GPUs were asked for an answer, beginning at a time, and which have
 // given none. While the facts don't say so too, it counts as no look.
-func (f *Follower) probed(began time.Time, silent []string) {
-	state, _ := f.cfg.Facts.State()
+func (f *Facts) Looked(began time.Time, silent []string) {
+	state, _ := f.State()
 	unknown := slices.ContainsFunc(state.Node.GPUs, func(g gpu.GPU) bool {
-		return slices.Contains(silent, string(g.UUID)) && facts.Dead(g) == nil
+		return slices.Contains(silent, string(g.UUID)) && Dead(g) == nil
 	})
 	if !unknown {
-		f.looked.setIfLater(began)
+		f.requests.looked.setIfLater(began)
 	}
 }
 
@@ -63,8 +49,6 @@ func (i *instant) setIfLater(at time.Time) {
 		}
 	}
 }
-
-func (i *instant) set(at time.Time) { i.at.Store(&at) }
 
 func (i *instant) setIfNone(at time.Time) { i.at.CompareAndSwap(nil, &at) }
 

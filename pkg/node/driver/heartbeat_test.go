@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/clocktest"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 )
 
 // TestStuck: a probe notices that the look at the hardware doesn't end.
 func TestStuck(t *testing.T) {
 	const after = 3 * time.Minute
 	synctest.Test(t, func(t *testing.T) {
-		f := New(Config{Signals: NewSignals()})
+		f := New(Config{Facts: facts.New("node-0")})
 		if err := f.Stuck(after); err != nil {
 			t.Errorf("before the first look: %v", err)
 		}
@@ -35,7 +36,7 @@ func TestHeartbeatOfASetClock(t *testing.T) {
 	for _, by := range []time.Duration{3 * time.Hour, -3 * time.Hour} {
 		var h heartbeat
 		now := time.Now()
-		h.last.set(now)
+		h.last.Store(&now)
 		if got := h.age(clocktest.Shift(now.Add(time.Minute), by)); got != time.Minute {
 			t.Errorf("the clock was set by %v: the last beat was %v ago, want a minute", by, got)
 		}
