@@ -61,14 +61,20 @@ type divided struct {
 	daemons  *nodetest.Daemons
 	// dir and cdi are the journal's and the CDI directory.
 	dir, cdi string
-	reread   chan struct{} // one for each reading of the hardware after the first
+	health   *healthmonitor.Monitor
 }
 
-// Mend reports that the hardware was read.
-func (d *divided) Mend(ctx context.Context, lacking func(gpu.Partition) bool) error {
-	err := d.hardwareParts.Mend(ctx, lacking)
-	d.reread <- struct{}{}
-	return err
+// hardwareParts are the parts of a plugin that use the hardware.
+type hardwareParts struct {
+	journal    *journal.Journal
+	partitions *partition.Manager
+	sharing    *sharing.Manager
+	preparer   *prepare.Preparer
+}
+
+// parts of them as the driver has them.
+func (p *hardwareParts) parts() *driver.Parts {
+	return &driver.Parts{NodeName: "node-0", Journal: p.journal, Partitions: p.partitions, Sharing: p.sharing, Preparer: p.preparer}
 }
 
 // patience bounds the wait of a prepare for its devices. It is for machines so busy
@@ -85,7 +91,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	host := driverroot.NewHost(installed.Host)
 	d = &divided{
 		ctx: ctx, host: host, facts: facts.New("node-0"), dir: t.TempDir(), cdi: t.TempDir(),
-		daemons: nodetest.NewDaemons(host.Path("/"), filepath.Join("/run/mps", t.Name(), "d")), reread: make(chan struct{}, 1000),
+		daemons: nodetest.NewDaemons(host.Path("/"), filepath.Join("/run/mps", t.Name(), "d")),
 	}
 	d.facts.SawNode(true, "")
 	j, err := journal.Open(d.dir, nil)
@@ -97,19 +103,21 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	minors := driver.NewMinors(d.specs)
 	parts := &hardwareParts{
 		journal: j, partitions: partition.New(partition.Config{Journal: j, BootID: "boot", ModeSwitched: minors.ModeSwitched}),
-		sharing:  sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
-		readings: usage.NewReadings(func() []gpu.GPU { return nil }, false, nil),
+		sharing: sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
 	}
+	marks := startContainers(t)
 	parts.preparer = prepare.New(prepare.Config{
-		Journal: j, CDI: d.specs, Containers: startContainers(t), Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
+		Journal: j, CDI: d.specs, Containers: marks, Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
-	parts.health = healthmonitor.New(healthmonitor.Config{NodeName: "node-0", Journal: j, Facts: d.facts})
-	parts.healthOf = healthOf(host, "boot")
-	d.hardwareParts = parts
-	follower := driver.New(driver.Config{
-		NodeName: "node-0", BootID: "boot", Journal: j, Opener: driver.NewOpener(host, ""), Minors: minors, Facts: d.facts, Partitions: d.partitions, Known: d, Listener: d, OnEvent: func(nvml.Event) {},
+	d.health = healthmonitor.New(healthmonitor.Config{
+		NodeName: "node-0", BootID: "boot", Journal: j, Facts: d.facts, Containers: marks, Preparer: parts.preparer, Sharing: parts.sharing,
+		DaemonFaults: parts.sharing.DaemonFaults, Events: noEvents{},
 	})
+	d.hardwareParts = parts
+	all := parts.parts()
+	all.Health, all.Readings = d.health, usage.NewReadings(func() []gpu.GPU { return nil }, false, nil)
+	follower := driver.New(driver.Config{Parts: *all, BootID: "boot", Opener: driver.NewOpener(host, ""), Minors: minors, Facts: d.facts})
 	d.follower = follower
 	running, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
@@ -124,6 +132,12 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	t.Cleanup(end)
 	<-follower.Looked()
 	return d, end
+}
+
+// awaitReading returns after the next reading of the hardware, as by the event of a change.
+func (d *divided) awaitReading() {
+	_, changed := d.facts.State()
+	<-changed
 }
 
 // eventually wakes the driver until the condition holds.
@@ -197,7 +211,7 @@ func TestPartitionOnDemand(t *testing.T) {
 	if _, err := d.preparer.Prepare(d.ctx, c); err != nil {
 		t.Fatal(err)
 	}
-	<-d.reread // by the event of the change
+	d.awaitReading()
 	if diff := cmp.Diff(before, d.gpu(t, name)); diff != "" {
 		t.Errorf("facts changed with a claim (-before +now):\n%s", diff)
 	}
@@ -290,7 +304,7 @@ func TestPartitionIsDestroyedFromOutside(t *testing.T) {
 		}
 	}
 	for now := (gpu.MIG{}); len(now.Instances) < 2; {
-		<-d.reread // by the events of the destruction
+		d.awaitReading() // by the events of the destruction
 		if now, err = session.MIG(uuid); err != nil {
 			t.Fatal(err)
 		}

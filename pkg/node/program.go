@@ -175,7 +175,7 @@ func (p *program) act(ctx context.Context, t tenure) (next tenure, err error) {
 		p.failed.Next(string(back.from), time.Now())
 		return tenure{dir: back.dir, graceUntil: time.Now().Add(registerWithin), wasReady: p.stage.Load().ready() == nil}, nil
 	}
-	if plugin.hardware.handsOver.Load() {
+	if plugin.driver.HandsOver() {
 		return tenure{}, err
 	}
 	return tenure{}, errors.Join(err, plugin.cleanUp(ctx))

@@ -106,7 +106,7 @@ func (p *process) isServing() bool {
 
 // newProcess returns a process that has not started.
 func (w *world) newProcess() *process {
-	p := &process{hardwareParts: &hardwareParts{nodeName: "node-0"}, w: w, bootID: w.c.bootID(), dead: make(chan struct{}), serving: make(chan struct{})}
+	p := &process{hardwareParts: &hardwareParts{}, w: w, bootID: w.c.bootID(), dead: make(chan struct{}), serving: make(chan struct{})}
 	p.ctx, p.cancel = context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
 	return p
 }
@@ -140,7 +140,7 @@ func (p *process) start() error {
 	}
 	p.running.Go(func() { p.partitions.Run(p.ctx) })
 	p.running.Go(func() { p.sharing.Run(p.ctx) })
-	p.recover(p.ctx)
+	p.parts().Recover(p.ctx)
 	p.running.Go(p.mend)
 	p.pause("policy", callMost)
 	p.setPolicy(p.w.policyNow())
@@ -230,7 +230,7 @@ func (p *process) mend() {
 			}
 		}
 		lacking := map[gpu.Partition]bool{}
-		_ = p.Mend(p.ctx, func(d gpu.Partition) bool {
+		_ = p.preparer.Mend(p.ctx, func(d gpu.Partition) bool {
 			mig, ok := migs[d.GPU]
 			lacking[d] = ok && !slices.ContainsFunc(mig.Instances, func(i gpu.Instance) bool {
 				return i.UUID != "" && i.Profile == d.Profile && i.Placement == d.Placement
@@ -247,9 +247,7 @@ func (p *process) end() {
 	p.cancel()
 	ended := make(chan struct{})
 	go func() {
-		if len(p.journal.Claims()) == 0 {
-			p.restore(context.WithoutCancel(p.ctx))
-		}
+		p.parts().Restore(context.WithoutCancel(p.ctx))
 		p.running.Wait()
 		close(ended)
 	}()

@@ -2,100 +2,68 @@ package node
 
 import (
 	"context"
-	"os"
-	"path/filepath"
-	"slices"
+	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
-// TestWhoUsesAGPU checks who keeps a GPU from being reset: also who only looks at it,
-// and who may have it.
-func TestWhoUsesAGPU(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "torn.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	j, err := journal.Open(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer j.Close()
-	for name, h := range map[string]holding.Holding{
-		"whole": {GPU: "GPU-0"}, "part": {GPU: "GPU-0", Partition: holding.Partition{Profile: "1g.10gb", Size: 1}},
-		"share": {GPU: "GPU-0", Share: &holding.Part{Count: 2}}, "admin": {GPU: "GPU-0", Admin: true}, "other": {GPU: "GPU-1"},
-	} {
-		if err := j.Put(holding.Record{ClaimUID: name, Namespace: "default", Name: name, Holdings: []holding.Holding{h}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	r := &resets{journal: j}
-	got := r.users("GPU-0")
-	slices.Sort(got)
-	want := []string{"claim default/admin", "claim default/part", "claim default/share", "claim default/whole", "perhaps claim torn, whose journal record can't be read"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("users (-want +got):\n%s", diff)
-	}
-}
+// noEvents drops events.
+type noEvents struct{}
 
-func TestDividedByOthers(t *testing.T) {
-	for name, c := range map[string]struct {
-		mig  *gpu.MIG
-		want bool
-	}{
-		"no MIG":              {nil, false},
-		"mode off":            {&gpu.MIG{Switchable: true}, false},
-		"mode on, lasting":    {&gpu.MIG{Enabled: true}, false},
-		"mode on, until then": {&gpu.MIG{Enabled: true, Switchable: true}, true},
-		"instances":           {&gpu.MIG{Enabled: true, Instances: []gpu.Instance{{}}}, true},
-	} {
-		if got := dividedByOthers(c.mig); got != c.want {
-			t.Errorf("%s: %v", name, got)
-		}
-	}
-}
+func (noEvents) OnPod(healthmonitor.Pod, string, string) {}
+func (noEvents) OnNode(string, string, string)           {}
 
 // TestPrepareWaitsForReset checks that a GPU is neither reset while a claim has any of
 // it nor given to a claim while it is reset, and that partitions are made again
 // after the reset, which ends those that are kept warm.
 func TestPrepareWaitsForReset(t *testing.T) {
 	d, _ := startDivided(t)
-	r := &resets{journal: d.journal, facts: d.facts, preparer: d.preparer, sharing: d.sharing, driver: d.follower}
+	m, err := installed.Hardware()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	t.Cleanup(func() { _, _ = m.ClearFaults(), m.Heal(0) })
 	name, uuid := installed.Names()[0], gpu.UUID(installed.Machine.GPUs[0].UUID)
 	d.partitions.SetKeepWarm(map[gpu.UUID]time.Duration{uuid: time.Hour})
 	before := claimOf("before", name+"-mig-3g40gb-4")
 	if _, err := d.preparer.Prepare(d.ctx, before); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Reserve(d.ctx, uuid); err == nil || !strings.Contains(err.Error(), "default/before") {
-		t.Errorf("reserved while a claim has it: %v", err)
+	inv := &v1alpha1.GPUInventory{}
+	inv.Spec.GPUs = []v1alpha1.GPUSpec{{UUID: string(uuid), Reset: v1alpha1.ResetWhenIdle}}
+	d.health.SawInventory(inv)
+	if err := errors.Join(m.SetRecoveryAction(0, 1), m.Fault(nvmlsim.Fault{Call: "DeviceReset", GPU: 0, Hang: true})); err != nil {
+		t.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(d.ctx)
+	var running sync.WaitGroup
+	running.Go(func() { d.health.Run(ctx) })
+	t.Cleanup(func() { cancel(); running.Wait() })
+	d.eventually(t, "that the claim keeps the GPU from being reset", func() bool {
+		state, _ := d.facts.State()
+		all := state.Node.GPUs[0].Conditions
+		return len(all) == 1 && all[0].Type == gpu.ResetRequired && strings.Contains(all[0].Message, "default/before")
+	})
 	if err := d.unprepare(before); err != nil {
 		t.Fatal(err)
 	}
-	if x := r.Facts(uuid); x.MIGOfOthers || len(x.Claims) > 0 || x.Allowed {
-		t.Errorf("with a partition that is kept warm: %+v", x)
-	}
-	release, err := r.Reserve(d.ctx, uuid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	soon, cancel := context.WithTimeout(d.ctx, 100*time.Millisecond)
-	defer cancel()
+	d.eventually(t, "the reset", d.follower.IsResetting)
+	soon, cancelSoon := context.WithTimeout(d.ctx, 100*time.Millisecond)
+	defer cancelSoon()
 	if _, err := d.preparer.Prepare(soon, claimOf("during", name+"-mig-3g40gb-4")); err == nil || !strings.Contains(err.Error(), "it is being reset") {
 		t.Errorf("prepared during the reset: %v", err)
 	}
-	if _, err := r.Reset(d.ctx, uuid); err != nil {
-		t.Errorf("reset: %v", err)
+	if err := m.ClearFaults(); err != nil {
+		t.Fatal(err)
 	}
-	release()
 	after := claimOf("after", name+"-mig-3g40gb-4")
 	if _, err := d.preparer.Prepare(d.ctx, after); err != nil {
 		t.Errorf("after the reset: %v", err)

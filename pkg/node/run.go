@@ -69,10 +69,7 @@ type plugin struct {
 	preparer   *prepare.Preparer
 	kubelet    *kubelet.Plugin
 	health     *healthmonitor.Monitor
-	endings    *endings
-	resets     *resets
 	readings   *usage.Readings
-	hardware   *hardwareParts
 	driver     *driver.Follower
 	metrics    *prometheus.Registry
 	registered atomic.Bool
@@ -136,19 +133,18 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		ReportDoubleAllocation: p.reportDoubleAllocation,
 		Step:                   failpoint.Step(),
 	})
-	p.resets = &resets{journal: p.journal, facts: p.facts, preparer: p.preparer, sharing: p.sharing}
-	p.health = p.newHealth()
-	p.endings = newEndings(p)
-	p.readings = p.newReadings(host)
-	p.hardware = &hardwareParts{
-		nodeName: cfg.NodeName, journal: p.journal, sharing: p.sharing, partitions: p.partitions, preparer: p.preparer,
-		health: p.health, healthOf: healthOf(host, bootID), readings: p.readings,
-	}
-	p.driver = driver.New(driver.Config{
-		NodeName: cfg.NodeName, BootID: bootID, Journal: p.journal, Opener: p.tenure.opener, Minors: minors, Facts: p.facts,
-		Partitions: p.partitions, Known: p.hardware, Listener: p.hardware, OnEvent: p.sawEvent, Step: failpoint.Step(), Registerer: p.metrics,
+	p.health = healthmonitor.New(healthmonitor.Config{
+		NodeName: cfg.NodeName, BootID: bootID, Client: p.client, Journal: p.journal, Facts: p.facts, Containers: p.containers,
+		Preparer: p.preparer, Sharing: p.sharing, DaemonFaults: p.sharing.DaemonFaults, Events: p.warnings, Registerer: p.metrics,
 	})
-	p.resets.driver = p.driver
+	p.readings = p.newReadings(host)
+	p.driver = driver.New(driver.Config{
+		Parts: driver.Parts{
+			NodeName: cfg.NodeName, Journal: p.journal, Partitions: p.partitions, Sharing: p.sharing, Preparer: p.preparer,
+			Health: p.health, Readings: p.readings,
+		},
+		BootID: bootID, Opener: p.tenure.opener, Minors: minors, Facts: p.facts, Step: failpoint.Step(), Registerer: p.metrics,
+	})
 	devices := deviceHealth{pool: cfg.NodeName, journal: p.journal, facts: p.facts, outdated: p.facts.Outdated}
 	p.kubelet = kubelet.New(kubelet.Config{
 		Driver: gpu.DriverName, Root: cfg.KubeletRoot, PodUID: p.tenure.podUID, DataDir: cfg.DataDir,
@@ -236,7 +232,6 @@ func (p *plugin) work(ctx context.Context) error {
 	group.Go(func() error { p.partitions.Run(ctx); return nil })
 	group.Go(func() error { p.sharing.Run(ctx); return nil })
 	group.Go(func() error { p.health.Run(ctx); return nil })
-	group.Go(func() error { p.endings.run(ctx); return nil })
 	group.Go(func() error { p.readings.Run(ctx); return nil })
 	group.Go(func() error { return p.statuses.Run(ctx) })
 	return group.Wait()
@@ -270,7 +265,7 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 	select {
 	case <-p.driver.Looked():
 		if p.facts.Trouble() != nil {
-			p.hardware.recoverWithoutDriver(ctx)
+			p.driver.RecoverWithoutDriver(ctx)
 		}
 	case <-time.After(firstLookWithin):
 		logger.Info("Registering before the hardware was looked at: the driver takes long to answer", "node", p.cfg.NodeName, "after", firstLookWithin)
@@ -292,10 +287,9 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 // ask passes the requests of policies and admins in the inventory on to the parts.
 func (p *plugin) ask(inv *v1alpha1.GPUInventory) {
 	p.warnings.inventory.Store(inv.UID)
-	p.endings.enqueue(inv)
 	p.partitions.SetKeepWarm(inventory.KeepWarm(inv))
 	p.sharing.SetTimeSlices(inventory.TimeSlices(inv))
-	p.resets.allow(inventory.Resettable(inv))
+	p.health.SawInventory(inv)
 }
 
 func (p *plugin) onRegistered(time.Time) {
@@ -341,7 +335,7 @@ func (p *plugin) cleanUp(ctx context.Context) error {
 		logger.Info("Leaving what prepared claims need on the host", "node", p.cfg.NodeName, "claims", n)
 		return nil
 	}
-	err := errors.Join(p.specs.RemoveCommon(), forgetHealthyGPUs(p.journal), p.journal.DeleteSeen(), journal.RemoveEmpty(p.dir.Journal()), p.dir.Clean())
+	err := errors.Join(p.specs.RemoveCommon(), healthmonitor.ForgetHealthy(p.journal), p.journal.DeleteSeen(), journal.RemoveEmpty(p.dir.Journal()), p.dir.Clean())
 	if err != nil {
 		return fmt.Errorf("clean up on the host: %w", err)
 	}

@@ -111,7 +111,7 @@ func (p *plugin) stopListening(ctx context.Context) {
 func (p *plugin) release(ctx context.Context, service string, stop func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseWithin)
 	defer cancel()
-	p.hardware.handsOver.Store(true)
+	p.driver.HandOver()
 	if err := p.kubelet.HandOver(ctx, service); err != nil {
 		return err
 	}

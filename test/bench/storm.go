@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,7 +24,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	nodereport "github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
@@ -135,15 +136,19 @@ func startHollowNode(ctx context.Context, running *sync.WaitGroup, kube kubernet
 	if err != nil {
 		return nil, err
 	}
+	records, end, err := openRecords()
+	if err != nil {
+		return nil, err
+	}
 	n.monitor = healthmonitor.New(healthmonitor.Config{
-		NodeName: name, Journal: noJournal{}, Facts: f, Registerer: prometheus.NewRegistry(), Events: noEvents{},
-		Holders:      func(gpu.XID) []healthmonitor.Pod { return nil },
-		PodOf:        func(int) (healthmonitor.Pod, bool) { return healthmonitor.Pod{}, false },
-		Address:      func(gpu.UUID) gpu.PCIAddress { return "" },
+		NodeName: name, BootID: "boot", Journal: records, Facts: f, Registerer: prometheus.NewRegistry(), Events: noEvents{},
 		DaemonFaults: func(gpu.UUID) ([]health.DaemonFault, bool) { return nil, true },
 	})
-	n.monitor.SetHardware(&healthmonitor.Hardware{Session: n, Load: func() health.Load { return health.Load{Boot: "boot", Driver: "load"} }})
-	running.Go(func() { n.monitor.Run(ctx) })
+	n.monitor.SetHardware(&healthmonitor.Hardware{Session: n})
+	running.Go(func() {
+		defer end()
+		n.monitor.Run(ctx)
+	})
 	running.Go(func() { _ = reporter.Run(ctx) })
 	f.Found(there)
 	reporter.Registered()
@@ -173,11 +178,17 @@ func failTogether(ctx context.Context, nodes []*hollowNode) error {
 	})
 }
 
-type noJournal struct{}
-
-func (noJournal) AllHealth() []holding.Health    { return nil }
-func (noJournal) PutHealth(holding.Health) error { return nil }
-func (noJournal) DeleteHealth(gpu.UUID) error    { return nil }
+// openRecords returns a journal in memory: the time of disks is another figure.
+func openRecords() (j *journal.Journal, end func(), _ error) {
+	dir, err := os.MkdirTemp("/dev/shm", "tessera-bench-")
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a directory in memory: %w", err)
+	}
+	if j, err = journal.Open(dir, nil); err != nil {
+		return nil, nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return j, func() { _, _ = j.Close(), os.RemoveAll(dir) }, nil
+}
 
 type noEvents struct{}
 

@@ -12,10 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
-	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
-	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -23,54 +20,19 @@ const (
 	// retryDriver is the interval at which a driver that isn't there, or doesn't work,
 	// is looked for again.
 	retryDriver = 5 * time.Second
-	// closeWithin bounds Listener.BeforeClose.
+	// closeWithin bounds what is restored before the driver is closed.
 	closeWithin = 20 * time.Second
 	// RecoverWithin is how long the kubelet waits for the recovery of the hardware:
 	// it must be able to unprepare while a GPU keeps that from ending.
 	RecoverWithin = 15 * time.Second
 )
 
-// Hardware is the access to a driver that works.
-type Hardware struct {
-	// Root has the driver's files.
-	Root driverroot.Root
-	// Session with NVML.
-	Session *nvml.Session
-	SMI     SMIFunc
-}
-
-// Listener uses the driver, and restores with it what prepared claims need.
-type Listener interface {
-	// Arrived is called with each driver that works, after its first reading. It
-	// makes the hardware agree with the journal, which may take long.
-	Arrived(ctx context.Context, hw Hardware)
-	// Mend restores what prepared claims need and lack: CDI specifications, and the
-	// MIG partitions that are lacking. It is called after each later reading.
-	Mend(ctx context.Context, lacking func(gpu.Partition) bool) error
-	// Suspend is called after Arrived has returned and before the driver is closed for a
-	// while. When it returns, nothing uses the hardware, and users wait until the next
-	// call of Arrived or BeforeClose.
-	Suspend()
-	// BeforeClose is called after Arrived has returned and before the driver is closed, or
-	// after Suspend if the driver can't be opened again. When it returns, nothing uses
-	// the hardware. If the plugin ends and no claim is prepared, it first restores the
-	// hardware, until ctx ends.
-	BeforeClose(ctx context.Context, pluginEnds bool)
-}
-
-// Known provides facts about the GPUs that aren't read from the hardware.
-type Known interface {
-	// Conditions returns the conditions that are not read from the hardware, by GPU.
-	Conditions() map[gpu.UUID][]gpu.Condition
-}
-
 // Config has the parts and settings of a Follower. All but Step and Registerer are required.
 type Config struct {
-	NodeName string
+	Parts
+
 	// BootID of the running kernel.
 	BootID string
-	// Journal has the GPUs of earlier readings, and the claims' records.
-	Journal *journal.Journal
 	// Opener finds and opens the driver. Followers that run one after the other share it.
 	Opener *Opener
 	// Minors sets the driver of the CDI specifications.
@@ -78,12 +40,6 @@ type Config struct {
 	// Facts are set after each reading, without the partitions that are created for
 	// claims.
 	Facts *facts.Facts
-	// Partitions hides those.
-	Partitions *partition.Manager
-	Known      Known
-	Listener   Listener
-	// OnEvent is called with each event of the GPUs, in order. It must not block.
-	OnEvent func(nvml.Event)
 	// Step is called after each step of a reset, for crash tests.
 	Step func(string)
 	// Registerer, which may be nil, is for metrics.
@@ -93,10 +49,6 @@ type Config struct {
 // Follower keeps the other parts' knowledge of the driver and the GPUs up to date.
 type Follower struct {
 	cfg Config
-	// closings are waiting for the session to be closed.
-	closings chan *closing
-	// forgettings are waiting for the next reading.
-	forgettings chan *forgetting
 	// first is closed when the driver has been looked for once.
 	first chan struct{}
 	// alive is beaten at each step of the loop.
@@ -104,6 +56,8 @@ type Follower struct {
 	// staysOpen: a session could not be closed.
 	staysOpen atomic.Bool
 	listening listening
+	// handsOver: another plugin takes the hardware as it is.
+	handsOver atomic.Bool
 	// resetting is held while a GPU is being reset.
 	resetting sync.Mutex
 
@@ -120,7 +74,7 @@ type Follower struct {
 	unidentified string
 	// fabricPending: Fabric Manager hasn't registered all GPUs. No event says when it has.
 	fabricPending bool
-	// suspended: Suspend was called, and Arrived or BeforeClose wasn't since.
+	// suspended: the parts wait for a driver that was closed for a while.
 	suspended bool
 }
 
@@ -131,8 +85,7 @@ func New(c Config) *Follower {
 	}
 	registerMetrics(c.Registerer, c.Facts)
 	return &Follower{
-		cfg: c, closings: make(chan *closing, 1), forgettings: make(chan *forgetting, 1), first: make(chan struct{}),
-		seen: seen{journal: c.Journal, bootID: c.BootID},
+		cfg: c, first: make(chan struct{}), seen: seen{journal: c.Journal, bootID: c.BootID},
 	}
 }
 
@@ -144,8 +97,14 @@ func (f *Follower) StaysOpen() bool { return f.staysOpen.Load() }
 // doesn't take that long. Events that come later are not seen. It returns earlier if ctx ends.
 func (f *Follower) StopListening(ctx context.Context) { f.listening.stop(ctx) }
 
+// HandOver says that another plugin takes over: nothing is restored on the GPUs when Run ends.
+func (f *Follower) HandOver() { f.handsOver.Store(true) }
+
+// HandsOver reports whether HandOver was called.
+func (f *Follower) HandsOver() bool { return f.handsOver.Load() }
+
 // Looked returns a channel that is closed when the driver has been looked for once,
-// and Arrived has returned or lasted for RecoverWithin if there is one.
+// and the hardware agrees with the journal, or RecoverWithin has passed, if there is one.
 func (f *Follower) Looked() <-chan struct{} { return f.first }
 
 // Stuck returns an error if Run has not made progress for longer than after.
@@ -166,11 +125,11 @@ func (f *Follower) Run(ctx context.Context) error {
 		err := f.follow(ctx, looked)
 		if c, ok := errors.AsType[*closed](err); ok {
 			f.alive.beat()
-			c.run(ctx, f.cfg.Opener.host)
+			f.whileClosed(ctx, c)
 			f.alive.beat()
 			continue
 		}
-		f.giveUp(ctx)
+		f.giveUp()
 		if ctx.Err() != nil {
 			break
 		}
@@ -181,12 +140,12 @@ func (f *Follower) Run(ctx context.Context) error {
 		looked()
 		f.pause(ctx, retryDriver)
 	}
-	f.giveUp(ctx)
+	f.giveUp()
 	return nil //nolint:nilerr // the context's end is how it is told to stop
 }
 
 // follow opens the driver and reads it repeatedly. It returns the error that ends
-// this. looked is called after Arrived has returned or lasted for RecoverWithin.
+// this. looked is called when the hardware agrees with the journal, or after RecoverWithin.
 func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 	f.cfg.Facts.BeginReading()
 	_ = f.closeRest() // tried again later
@@ -206,7 +165,7 @@ func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 		"library", root.Library, "driver", node.DriverVersion, "gpus", len(node.GPUs))
 	f.said = ""
 	f.suspended = false
-	arrived := f.arrive(ctx, Hardware{Root: root, Session: session, SMI: SMI(f.cfg.Opener.host, root)})
+	arrived := f.arrive(ctx, root, session)
 	defer func() { f.beforeClose(ctx, arrived, err) }()
 	looked()
 	endWatch := f.watch(ctx, root, session)
@@ -214,11 +173,12 @@ func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 	return f.keepReading(ctx, root, session, node.DriverVersion)
 }
 
-// giveUp calls BeforeClose if the driver, which was closed for a while, isn't open again.
-func (f *Follower) giveUp(ctx context.Context) {
+// giveUp lets the parts wait no longer for a driver that was closed for a while and can't be
+// opened again.
+func (f *Follower) giveUp() {
 	if f.suspended {
 		f.suspended = false
-		f.cfg.Listener.BeforeClose(ctx, false)
+		f.cfg.leave()
 	}
 }
 
@@ -257,13 +217,15 @@ func (f *Follower) closeRest() error {
 	return err
 }
 
-// arrive calls Arrived. It returns when that has returned, or after RecoverWithin.
-// The channel is closed when it has.
-func (f *Follower) arrive(ctx context.Context, hw Hardware) (arrived <-chan struct{}) {
+// arrive gives the parts the driver, and makes the hardware agree with the journal, which may
+// take long. It returns when that is done, or after RecoverWithin. The channel is closed when
+// it is done.
+func (f *Follower) arrive(ctx context.Context, root driverroot.Root, session *nvml.Session) (arrived <-chan struct{}) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		f.cfg.Listener.Arrived(ctx, hw)
+		f.cfg.use(f.cfg.Opener.host, root, session, f.cfg.BootID)
+		f.cfg.Recover(ctx)
 	}()
 	select {
 	case <-done:
@@ -274,18 +236,37 @@ func (f *Follower) arrive(ctx context.Context, hw Hardware) (arrived <-chan stru
 	return done
 }
 
-// beforeClose calls BeforeClose or Suspend after Arrived has returned.
+// beforeClose takes the hardware from the parts. If the plugin ends, no other takes over and
+// nothing is prepared, what was done to the GPUs is undone before.
 func (f *Follower) beforeClose(ctx context.Context, arrived <-chan struct{}, why error) {
 	<-arrived
 	if _, ok := errors.AsType[*closed](why); ok && ctx.Err() == nil {
 		f.suspended = true
-		f.cfg.Listener.Suspend()
+		f.cfg.suspend()
 		return
 	}
-	pluginEnds := ctx.Err() != nil
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
-	defer cancel()
-	f.cfg.Listener.BeforeClose(ctx, pluginEnds)
+	if ctx.Err() != nil && !f.handsOver.Load() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
+		defer cancel()
+		f.cfg.Restore(ctx)
+	}
+	f.cfg.leave()
+}
+
+// RecoverWithoutDriver makes the node agree with the journal where that needs no driver: steps
+// that need one fail, and are retried later. It returns after RecoverWithin at the latest, so
+// that the plugin can register with the kubelet.
+func (f *Follower) RecoverWithoutDriver(ctx context.Context) {
+	recovered := make(chan struct{})
+	go func() {
+		defer close(recovered)
+		f.cfg.Recover(ctx)
+	}()
+	select {
+	case <-recovered:
+	case <-time.After(RecoverWithin):
+	case <-ctx.Done():
+	}
 }
 
 // pause waits for a request, the time, or the end of ctx.

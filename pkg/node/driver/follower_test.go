@@ -10,18 +10,22 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/node/usage"
 )
 
 var installed nodetest.Driver
@@ -31,17 +35,15 @@ func TestMain(m *testing.M) {
 }
 
 // fixture is a Follower on the fake host, whose parts have nothing to do but what a
-// test sets before start.
+// test prepares.
 type fixture struct {
 	Config
 	*Follower
-	specs       *cdi.Specs
-	dir         string // of the journal
-	journal     *journal.Journal
-	arrivals    chan struct{}
-	suspensions chan struct{}
-	onMend      func(context.Context, func(gpu.Partition) bool) error
-	stop        func()
+	specs *cdi.Specs
+	dir   string // of the journal
+	// metrics of the parts.
+	metrics *prometheus.Registry
+	stop    func()
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -52,30 +54,38 @@ func newFixture(t *testing.T) *fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	f := &fixture{
-		dir: dir, journal: j, arrivals: make(chan struct{}, 10), suspensions: make(chan struct{}, 10),
-		onMend: func(context.Context, func(gpu.Partition) bool) error { return nil },
+	f := &fixture{dir: dir, metrics: prometheus.NewRegistry()}
+	host, known := driverroot.NewHost(installed.Host), facts.New("node-0")
+	f.Config = Config{BootID: "boot", Opener: NewOpener(host, ""), Facts: known}
+	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host})
+	daemons := nodetest.NewDaemons(host.Path("/"), filepath.Join("/run/mps", t.Name(), "d"))
+	f.Parts = Parts{
+		NodeName: "node-0", Journal: j, Partitions: partition.New(partition.Config{Journal: j, BootID: "boot"}),
+		Sharing:  sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: daemons, Remains: daemons.Remains}),
+		Health:   healthmonitor.New(healthmonitor.Config{NodeName: "node-0", BootID: "boot", Journal: j, Facts: known, Registerer: f.metrics}),
+		Readings: usage.NewReadings(func() []gpu.GPU { return nil }, false, nil),
 	}
-	f.Config = Config{
-		NodeName: "node-0", BootID: "boot", Journal: j, Opener: NewOpener(driverroot.NewHost(installed.Host), ""), Facts: facts.New("node-0"),
-		Partitions: partition.New(partition.Config{Journal: j, BootID: "boot"}), Known: f, Listener: f, OnEvent: func(nvml.Event) {},
+	marks, err := containers.New(t.TempDir(), host.Path)
+	if err != nil {
+		t.Fatal(err)
 	}
-	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: f.Opener.host})
+	f.Preparer = prepare.New(prepare.Config{
+		Journal: j, CDI: f.specs, Containers: marks, Inventory: known, Partitions: f.Partitions, Sharing: f.Sharing,
+		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
+	})
 	return f
 }
 
-func (f *fixture) Conditions() map[gpu.UUID][]gpu.Condition { return nil }
-func (f *fixture) Arrived(_ context.Context, hw Hardware) {
-	f.Partitions.SetHardware(hw.Session)
-	f.arrivals <- struct{}{}
+// awaitHardware returns when the parts have a driver.
+func (f *fixture) awaitHardware(t *testing.T) {
+	t.Helper()
+	eventually(t, f, "a driver", func() bool { return !errors.Is(f.find(t), gpu.ErrNoDriver) })
 }
-func (f *fixture) Suspend() {
-	f.Partitions.Suspend()
-	f.suspensions <- struct{}{}
-}
-func (f *fixture) BeforeClose(context.Context, bool) { f.Partitions.SetHardware(nil) }
-func (f *fixture) Mend(ctx context.Context, lacking func(gpu.Partition) bool) error {
-	return f.onMend(ctx, lacking)
+
+// find looks for a partition of the first GPU, which doesn't have it.
+func (f *fixture) find(t *testing.T) error {
+	_, err := f.Partitions.Find(t.Context(), gpu.Partition{GPU: gpu.UUID(installed.Machine.GPUs[0].UUID), Profile: "1g.10gb", Placement: gpu.Placement{Size: 1}})
+	return err
 }
 
 // build makes the Follower.
@@ -153,7 +163,7 @@ func TestDriverComesAndGoes(t *testing.T) {
 	}
 	back()
 	eventually(t, f, "the driver's arrival", func() bool { return f.Facts.Trouble() == nil })
-	<-f.arrivals
+	f.awaitHardware(t)
 	device, g, err := f.Facts.Device(name)
 	if err != nil {
 		t.Fatal(err)
@@ -171,7 +181,7 @@ func TestDriverComesAndGoes(t *testing.T) {
 	}
 	back()
 	eventually(t, f, "the driver's return", func() bool { return f.Facts.Trouble() == nil })
-	<-f.arrivals
+	f.awaitHardware(t)
 }
 
 func TestDeviceNodeComesLate(t *testing.T) {
@@ -291,7 +301,7 @@ func TestGPUIsLostBeforeTheDriverIsOpened(t *testing.T) {
 	})
 	f := newFixture(t)
 	uuid := gpu.UUID(installed.Machine.GPUs[0].UUID)
-	if err := f.journal.Put(holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{{GPU: uuid}}}); err != nil {
+	if err := f.Journal.Put(holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{{GPU: uuid}}}); err != nil {
 		t.Fatal(err)
 	}
 	f.start(t)
@@ -304,9 +314,6 @@ func TestGPUIsLostBeforeTheDriverIsOpened(t *testing.T) {
 // Containers are restarted without a prepare: their specs have to come back.
 func TestWipedCDIDirectory(t *testing.T) {
 	f := newFixture(t)
-	f.onMend = prepare.New(prepare.Config{
-		Journal: f.journal, CDI: f.specs, Inventory: f.Facts, Partitions: f.Partitions, Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
-	}).Mend
 	f.start(t)
 	<-f.Looked()
 	name := installed.Names()[0]
@@ -315,7 +322,7 @@ func TestWipedCDIDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	record := holding.Record{ClaimUID: "claim-1", BootID: "boot", Holdings: []holding.Holding{{Device: name, GPU: device.Parent(), Request: "gpu"}}}
-	if err := f.journal.Put(record); err != nil {
+	if err := f.Journal.Put(record); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, f, "the claim's spec", func() bool {
@@ -367,7 +374,7 @@ func TestDriverReplaced(t *testing.T) {
 // saw makes GPUs those of the last reading of the plugin before.
 func (f *fixture) saw(t *testing.T, bootID string, gpus ...gpu.GPU) {
 	t.Helper()
-	if err := f.journal.PutSeen(holding.Seen{BootID: bootID, GPUs: gpus}); err != nil {
+	if err := f.Journal.PutSeen(holding.Seen{BootID: bootID, GPUs: gpus}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -386,7 +393,7 @@ func (f *fixture) readAgain(t *testing.T) {
 // reopenJournal reads the journal as the next plugin does.
 func (f *fixture) reopenJournal(t *testing.T) *journal.Journal {
 	t.Helper()
-	if err := f.journal.Close(); err != nil {
+	if err := f.Journal.Close(); err != nil {
 		t.Fatal(err)
 	}
 	j, err := journal.Open(f.dir, nil)
@@ -394,6 +401,6 @@ func (f *fixture) reopenJournal(t *testing.T) *journal.Journal {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	f.journal, f.Journal = j, j
+	f.Journal = j
 	return j
 }

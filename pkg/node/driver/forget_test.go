@@ -16,7 +16,7 @@ func TestForget(t *testing.T) {
 	gone := gpu.GPU{UUID: "GPU-99999999-8a10-0135-bada-13f71feaef21", Index: 7}
 	f.saw(t, "boot", gone)
 	f.start(t)
-	<-f.arrivals
+	<-f.Looked()
 	has := func(uuid gpu.UUID) bool {
 		all, _, _ := f.Facts.GPUs()
 		return slices.Contains(all, uuid)
@@ -25,16 +25,16 @@ func TestForget(t *testing.T) {
 		t.Fatal("the facts don't have the GPU of the report")
 	}
 	there := gpu.UUID(installed.Machine.GPUs[0].UUID)
-	if err := f.Forget(t.Context(), there); err == nil || !has(there) {
+	if err := f.Health.Forget(t.Context(), there); err == nil || !has(there) {
 		t.Errorf("a GPU that NVML lists: %v; in the facts: %t", err, has(there))
 	}
-	if err := f.Forget(t.Context(), gone.UUID); err != nil {
+	if err := f.Health.Forget(t.Context(), gone.UUID); err != nil {
 		t.Fatal(err)
 	}
 	if has(gone.UUID) {
 		t.Error("the facts have a GPU that was forgotten")
 	}
-	if seen, _ := f.journal.Seen(); len(seen.GPUs) != len(installed.Machine.GPUs) {
+	if seen, _ := f.Journal.Seen(); len(seen.GPUs) != len(installed.Machine.GPUs) {
 		t.Errorf("the next plugin would know of %d GPUs", len(seen.GPUs))
 	}
 	before, changed := f.Facts.State()
@@ -54,14 +54,14 @@ func TestForgetIsGivenUp(t *testing.T) {
 	f.build()
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
-	go func() { failed <- f.Forget(ctx, gone.UUID) }()
+	go func() { failed <- f.Health.Forget(ctx, gone.UUID) }()
 	f.Facts.AwaitRequest(ctx, time.Minute) // it has requested it
 	cancel()
 	if err := <-failed; err == nil {
 		t.Fatal("forgotten without a session")
 	}
 	f.run(t)
-	<-f.arrivals
+	<-f.Looked()
 	_, changed := f.Facts.State()
 	f.Facts.Reread()
 	<-changed // it was read again

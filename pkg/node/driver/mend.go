@@ -29,7 +29,7 @@ func (f *Follower) mend(ctx context.Context, there gpu.Node) {
 		return
 	}
 	before, lacking := f.mended.lacking, map[gpu.Partition]bool{}
-	err := f.cfg.Listener.Mend(ctx, func(part gpu.Partition) bool {
+	err := f.cfg.Preparer.Mend(ctx, func(part gpu.Partition) bool {
 		if !lacks(there, part) {
 			return false
 		}

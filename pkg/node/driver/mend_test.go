@@ -73,10 +73,10 @@ func TestMendPaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		f := newFixture(t)
-		f.onMend = prepare.New(prepare.Config{
+		f.Preparer = prepare.New(prepare.Config{
 			Journal: j, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, BootID: "boot",
 			Sharing: sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: nodetest.NewDaemons(dir, "/run/mps/d")}),
-		}).Mend
+		})
 		f.build()
 		there := gpu.Instance{UUID: "MIG-1", Profile: "1g.10gb", Placement: gpu.Placement{Start: 4, Size: 1}}
 		look := func(instances ...gpu.Instance) {

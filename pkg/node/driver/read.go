@@ -27,10 +27,9 @@ func (f *Follower) keepReading(ctx context.Context, root driverroot.Root, sessio
 			return ctx.Err()
 		}
 		rest := f.closeRest()
-		if c := f.nextClosing(session, rest); c != nil {
-			return &closed{closing: c, root: root}
+		if o := f.takeOrder(ctx, session, rest); o != nil {
+			return &closed{Order: o, root: root}
 		}
-		f.forget(ctx, session)
 		hostToo := f.cfg.Facts.BeginReading() || !woken || f.cdiFailed != nil
 		now, err := f.cfg.Opener.find()
 		if err != nil {
@@ -137,7 +136,7 @@ func (f *Follower) noteCDI(ctx context.Context, err error) {
 // withConditions adds the conditions that other parts know of. A GPU without a device node
 // needs no CDI specification.
 func (f *Follower) withConditions(node gpu.Node) gpu.Node {
-	known := f.cfg.Known.Conditions()
+	known := f.cfg.conditions()
 	for i, g := range node.GPUs {
 		node.GPUs[i].Conditions = slices.Concat(g.Conditions, known[g.UUID])
 		if f.cdiFailed != nil && g.Minor != gpu.NoMinor {

@@ -2,45 +2,22 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-const (
-	// resetWithin is how long a reset may take. It takes seconds.
-	resetWithin = time.Minute
-	// awaitClosed is how long a reset waits until NVML is closed.
-	awaitClosed = time.Minute
-)
+// resetWithin is how long a reset may take. It takes seconds.
+const resetWithin = time.Minute
 
-var (
-	// ErrResetImpossible says that a reset would fail each time.
-	ErrResetImpossible = errors.New("the GPU can't be reset alone")
-	// errResetHangs wraps ErrResetImpossible: the GPU, or its driver, hangs.
-	errResetHangs = fmt.Errorf("nvidia-smi hangs: %w", ErrResetImpossible)
-)
-
-// Reset resets a GPU with the driver's nvidia-smi, which refuses while any program
-// uses the GPU. NVML is closed meanwhile, because it uses all GPUs, and opened again;
-// the facts stay. Reset returns when nvidia-smi has ended or hangs; the error, which
-// may be ErrResetImpossible, has its words.
-func (f *Follower) Reset(ctx context.Context, uuid gpu.UUID) error {
-	return f.whileClosed(ctx, func(ctx context.Context, smi SMIFunc) error {
-		f.resetting.Lock()
-		defer f.resetting.Unlock()
-		f.cfg.Step("reset.closed")
-		defer f.cfg.Step("reset.done")
-		return reset(ctx, smi, uuid, resetWithin)
-	})
-}
+// errResetHangs wraps ErrResetImpossible: the GPU, or its driver, hangs.
+var errResetHangs = fmt.Errorf("nvidia-smi hangs: %w", healthmonitor.ErrResetImpossible)
 
 // AwaitReset returns when no reset is under way, after little more than resetWithin. None begins
 // after the context of Run has ended. The process must not end before, because nvidia-smi ends
@@ -79,7 +56,7 @@ func reset(ctx context.Context, smi SMIFunc, uuid gpu.UUID, within time.Duration
 	case strings.HasPrefix(reason, "In use"):
 		return fmt.Errorf("nvidia-smi --gpu-reset says: %s; a program that is in no pod with a claim has the GPU open, perhaps a monitor such as DCGM", reason)
 	case strings.HasPrefix(reason, "Not Supported"):
-		return fmt.Errorf("%w; nvidia-smi --gpu-reset says: %s", ErrResetImpossible, reason)
+		return fmt.Errorf("%w; nvidia-smi --gpu-reset says: %s", healthmonitor.ErrResetImpossible, reason)
 	}
 	return fmt.Errorf("nvidia-smi --gpu-reset says: %s", reason)
 }
@@ -98,68 +75,42 @@ func oneLine(out string) string {
 	return s
 }
 
-// closing is something that is done while NVML is closed.
-type closing struct {
-	do func(context.Context, SMIFunc) error
-	// taken is set by the one of caller and Follower that decides whether it is done.
-	taken  atomic.Bool
-	result chan error
-}
-
-// whileClosed calls do while no NVML session is open. It returns an error if the
-// session can't be closed, or isn't open, within awaitClosed.
-func (f *Follower) whileClosed(ctx context.Context, do func(context.Context, SMIFunc) error) error {
-	c := &closing{do: do, result: make(chan error, 1)}
-	late := time.NewTimer(awaitClosed)
-	defer late.Stop()
+// takeOrder carries out an order that waits, or returns it if NVML has to be closed for it.
+// rest is why an earlier session can't be closed.
+func (f *Follower) takeOrder(ctx context.Context, session *nvml.Session, rest error) *healthmonitor.Order {
+	var o *healthmonitor.Order
 	select {
-	case f.closings <- c:
-	case <-late.C:
-		return fmt.Errorf("close NVML: %w", context.DeadlineExceeded)
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	f.cfg.Facts.RereadGPUs()
-	var err error
-	select {
-	case err := <-c.result:
-		return err
-	case <-late.C:
-		err = fmt.Errorf("close NVML: %w", context.DeadlineExceeded)
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
-	if c.taken.CompareAndSwap(false, true) {
-		return err
-	}
-	return <-c.result
-}
-
-// nextClosing returns the closing that waits; nil if none does, or the session, or the rest
-// of the earlier ones, can't be closed.
-func (f *Follower) nextClosing(session *nvml.Session, rest error) *closing {
-	var c *closing
-	select {
-	case c = <-f.closings:
+	case o = <-f.cfg.Health.Orders():
 	default:
 	}
-	if c == nil || !c.taken.CompareAndSwap(false, true) {
-		return nil
+	silent := session.Silent()
+	switch {
+	case o == nil || !o.Take():
+	case !o.Reset:
+		o.Done(f.forget(ctx, session, o.GPU))
+	case len(silent) > 0:
+		o.Done(fmt.Errorf("close NVML while a call doesn't return: %s: %w", strings.Join(silent, ", "), nvml.ErrNotResponding))
+	case rest != nil:
+		o.Done(fmt.Errorf("close NVML: %w", rest))
+	default:
+		return o
 	}
-	if silent := session.Silent(); len(silent) > 0 {
-		c.result <- fmt.Errorf("close NVML while a call doesn't return: %s: %w", strings.Join(silent, ", "), nvml.ErrNotResponding)
-		return nil
-	}
-	if rest != nil {
-		c.result <- fmt.Errorf("close NVML: %w", rest)
-		return nil
-	}
-	return c
+	return nil
 }
 
-// closed is the error of a session that was closed for something.
+// forget removes a GPU from the facts, unless NVML lists it.
+func (f *Follower) forget(ctx context.Context, session *nvml.Session, uuid gpu.UUID) error {
+	if err := session.Forget(uuid); err != nil {
+		return err
+	}
+	f.cfg.Facts.Forget(uuid)
+	f.seen.forget(ctx, uuid)
+	return nil
+}
+
+// closed is the error of a session that was closed for an order.
 type closed struct {
-	*closing
+	*healthmonitor.Order
 
 	root driverroot.Root
 	// failed says why NVML could not be closed; nil: it is closed.
@@ -168,14 +119,22 @@ type closed struct {
 
 func (c *closed) Error() string { return "NVML was closed for a while" }
 
-// run calls do, and passes its result on.
-func (c *closed) run(ctx context.Context, host driverroot.Host) {
+// whileClosed carries out the order, a reset, while NVML, which uses all GPUs, is closed.
+func (f *Follower) whileClosed(ctx context.Context, c *closed) {
 	switch {
 	case c.failed != nil:
-		c.result <- fmt.Errorf("close NVML: %w", c.failed)
+		c.Done(fmt.Errorf("close NVML: %w", c.failed))
 	case ctx.Err() != nil:
-		c.result <- context.Cause(ctx)
+		c.Done(context.Cause(ctx))
 	default:
-		c.result <- c.do(ctx, SMI(host, c.root))
+		c.Done(f.reset(ctx, SMI(f.cfg.Opener.host, c.root), c.GPU))
 	}
+}
+
+func (f *Follower) reset(ctx context.Context, smi SMIFunc, uuid gpu.UUID) error {
+	f.resetting.Lock()
+	defer f.resetting.Unlock()
+	f.cfg.Step("reset.closed")
+	defer f.cfg.Step("reset.done")
+	return reset(ctx, smi, uuid, resetWithin)
 }

@@ -9,9 +9,22 @@ import (
 	"unicode/utf8"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
+
+// awaitsClosed returns a channel that has something once for each reset for which NVML was
+// closed.
+func (f *fixture) awaitsClosed() <-chan struct{} {
+	closed := make(chan struct{}, 10)
+	f.Step = func(step string) {
+		if step == "reset.closed" {
+			closed <- struct{}{}
+		}
+	}
+	return closed
+}
 
 // TestReset checks that a GPU is reset although the plugin has NVML open, and that
 // meanwhile the facts stay and users of other GPUs wait.
@@ -22,8 +35,10 @@ func TestReset(t *testing.T) {
 	}
 	t.Cleanup(func() { m.Close() })
 	t.Cleanup(func() { _, _ = m.ClearFaults(), m.Heal(1) })
-	f := startFixture(t)
-	<-f.arrivals
+	f := newFixture(t)
+	closed := f.awaitsClosed()
+	f.start(t)
+	f.awaitHardware(t)
 	uuid := gpu.UUID(installed.Machine.GPUs[1].UUID)
 	must := func(err error) {
 		t.Helper()
@@ -33,21 +48,17 @@ func TestReset(t *testing.T) {
 	}
 	must(m.SetRecoveryAction(1, 1))
 	must(m.AddProcess(1, nvmlsim.Process{PID: 7, GPUInstance: nvmlsim.NoInstance, ComputeInstance: nvmlsim.NoInstance}))
-	if err := f.Reset(t.Context(), uuid); err == nil || !strings.Contains(err.Error(), "In use by another client") || errors.Is(err, ErrResetImpossible) {
+	if err := f.Health.Reset(t.Context(), uuid); err == nil || !strings.Contains(err.Error(), "In use by another client") || errors.Is(err, healthmonitor.ErrResetImpossible) {
 		t.Errorf("reset of a GPU that is used: %v", err)
 	}
-	<-f.suspensions
-	<-f.arrivals
+	<-closed
 	must(m.RemoveProcess(1, 7))
 
 	must(m.Fault(nvmlsim.Fault{Call: "DeviceReset", GPU: 1, Hang: true}))
 	reset, found := make(chan error), make(chan error)
-	go func() { reset <- f.Reset(t.Context(), uuid) }()
-	<-f.suspensions
-	go func() {
-		_, err := f.Partitions.Find(t.Context(), gpu.Partition{GPU: gpu.UUID(installed.Machine.GPUs[0].UUID), Profile: "1g.10gb", Placement: gpu.Placement{Size: 1}})
-		found <- err
-	}()
+	go func() { reset <- f.Health.Reset(t.Context(), uuid) }()
+	<-closed
+	go func() { found <- f.find(t) }()
 	if err := f.Facts.Trouble(); err != nil {
 		t.Errorf("during the reset there is no driver: %v", err)
 	}
@@ -73,19 +84,14 @@ func TestResetOutlivesTheFollowersContext(t *testing.T) {
 	t.Cleanup(func() { m.Close() })
 	t.Cleanup(func() { _, _ = m.ClearFaults(), m.Heal(1) })
 	f := newFixture(t)
-	begun := make(chan struct{})
-	f.Step = func(step string) {
-		if step == "reset.closed" {
-			close(begun)
-		}
-	}
+	begun := f.awaitsClosed()
 	f.start(t)
-	<-f.arrivals
+	f.awaitHardware(t)
 	if err := errors.Join(m.SetRecoveryAction(1, 1), m.Fault(nvmlsim.Fault{Call: "DeviceReset", GPU: 1, Hang: true})); err != nil {
 		t.Fatal(err)
 	}
 	reset, awaited, ended := make(chan error, 1), make(chan error, 1), make(chan struct{})
-	go func() { reset <- f.Reset(t.Context(), gpu.UUID(installed.Machine.GPUs[1].UUID)) }()
+	go func() { reset <- f.Health.Reset(t.Context(), gpu.UUID(installed.Machine.GPUs[1].UUID)) }()
 	<-begun
 	if !f.IsResetting() {
 		t.Error("the reset doesn't count as under way")
@@ -125,8 +131,10 @@ func TestNoResetBesideAWedgedGPU(t *testing.T) {
 	}
 	t.Cleanup(func() { m.Close() })
 	t.Cleanup(func() { _ = m.Heal(0) })
-	f := startFixture(t)
-	<-f.arrivals
+	f := newFixture(t)
+	closed := f.awaitsClosed()
+	f.start(t)
+	f.awaitHardware(t)
 	if err := m.ChangeGPU(0, func(g *nvmlsim.GPUState) error { g.Wedged = true; return nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -134,10 +142,10 @@ func TestNoResetBesideAWedgedGPU(t *testing.T) {
 		s, _ := f.Facts.State()
 		return len(s.Node.GPUs) == 2 && len(s.Node.GPUs[0].Conditions) > 0
 	})
-	if err := f.Reset(t.Context(), gpu.UUID(installed.Machine.GPUs[1].UUID)); !errors.Is(err, nvml.ErrNotResponding) {
+	if err := f.Health.Reset(t.Context(), gpu.UUID(installed.Machine.GPUs[1].UUID)); !errors.Is(err, nvml.ErrNotResponding) {
 		t.Errorf("reset beside a wedged GPU: %v", err)
 	}
-	if len(f.suspensions) > 0 {
+	if len(closed) > 0 {
 		t.Error("the hardware was taken from its users")
 	}
 	f.stop()
@@ -163,7 +171,7 @@ func TestResetAfterASessionStayedOpen(t *testing.T) {
 	t.Cleanup(func() { m.Close() })
 	t.Cleanup(func() { _ = m.Heal(0) })
 	f := startFixture(t)
-	<-f.arrivals
+	f.awaitHardware(t)
 	answers := func() bool {
 		s, _ := f.Facts.State()
 		return len(s.Node.GPUs) == 2 && len(s.Node.GPUs[0].Conditions) == 0
@@ -178,12 +186,12 @@ func TestResetAfterASessionStayedOpen(t *testing.T) {
 		t.Error("the session was closed while a call didn't return")
 	}
 	back()
-	<-f.arrivals
+	f.awaitHardware(t)
 	if err := m.Heal(0); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, f, "that the GPU responds", answers)
-	if err := f.Reset(t.Context(), gpu.UUID(installed.Machine.GPUs[1].UUID)); err != nil {
+	if err := f.Health.Reset(t.Context(), gpu.UUID(installed.Machine.GPUs[1].UUID)); err != nil {
 		t.Errorf("reset: %v", err)
 	}
 	if f.StaysOpen() {
@@ -210,7 +218,7 @@ func TestResetIsExplained(t *testing.T) {
 		"silent": {says(" \n", failed), "exit status 255", false},
 	} {
 		err := reset(t.Context(), c.smi, "GPU-1", time.Millisecond)
-		if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrResetImpossible) != c.impossible {
+		if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, healthmonitor.ErrResetImpossible) != c.impossible {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

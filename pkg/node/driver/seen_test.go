@@ -77,7 +77,7 @@ func TestListOfGPUsIsKept(t *testing.T) {
 	if first == before {
 		t.Fatal("the list of an earlier boot is still there")
 	}
-	seen, _ := f.journal.Seen()
+	seen, _ := f.Journal.Seen()
 	state, _ := f.Facts.State()
 	if uuids(seen.GPUs) != uuids(state.Node.GPUs) || seen.BootID != "boot" || len(seen.GPUs) != len(installed.Machine.GPUs) {
 		t.Errorf("boot %q has seen %s, want what is reported: %s", seen.BootID, uuids(seen.GPUs), uuids(state.Node.GPUs))
@@ -130,7 +130,7 @@ func TestListOfGPUsThatCannotBeKept(t *testing.T) {
 // TestFactsBeforeTheGPUWasLost checks that a GPU that is lost keeps its last facts, and one
 // that has never answered is no GPU that the machine has had in this boot.
 func TestFactsBeforeTheGPUWasLost(t *testing.T) {
-	j := newFixture(t).journal
+	j := newFixture(t).Journal
 	s := seen{journal: j, bootID: "boot", hadBefore: []gpu.GPU{missing}}
 	lost := func(g gpu.GPU) gpu.GPU {
 		g.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "lost"}}

@@ -46,7 +46,7 @@ func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-cha
 			switch {
 			case err == nil:
 				failures.Reset(f.cfg.NodeName)
-				f.cfg.OnEvent(event)
+				f.cfg.Health.Saw(event)
 				f.cfg.Facts.RereadSoon()
 				continue
 			case ctx.Err() != nil:

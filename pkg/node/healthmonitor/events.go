@@ -40,7 +40,7 @@ func (m *Monitor) reportChange(uuid gpu.UUID, began, ended []health.Cause) {
 		if !(gpu.Condition{Type: c.Type}).Blocks() {
 			continue
 		}
-		for _, pod := range m.cfg.Holders(gpu.XID{GPU: uuid}) {
+		for _, pod := range m.holders(gpu.XID{GPU: uuid}) {
 			if c.Type.OnlyMPS() && !pod.MPS {
 				continue
 			}
@@ -135,15 +135,15 @@ func (a affected) doubt() string {
 // An error of one client ends all clients of an MPS server, and the kernel log names
 // any of them: on an H200 with driver 580 it was the one that had done nothing.
 func (m *Monitor) findAffected(ctx context.Context, x gpu.XID) affected {
-	holders := m.cfg.Holders(x)
+	holders := m.holders(x)
 	a := affected{certain: true}
-	for _, s := range m.log.find(ctx, x, m.cfg.Address(x.GPU)) {
+	for _, s := range m.log.find(ctx, x, m.addressOf(x.GPU)) {
 		a.process = fmt.Sprintf(", process %d (%s)", s.Process.PID, s.Process.Name)
 		i := slices.IndexFunc(holders, func(p Pod) bool { return p.UID == s.pod.UID })
 		switch {
 		case i >= 0:
 			s.pod = holders[i]
-		case !s.inPod || s.pod.Name == "" || strings.HasPrefix(s.Process.Name, mpsServer):
+		case s.pod.Name == "" || strings.HasPrefix(s.Process.Name, mpsServer):
 			continue
 		}
 		if !slices.Contains(a.pods, s.pod) {

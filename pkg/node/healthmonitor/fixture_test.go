@@ -2,10 +2,12 @@ package healthmonitor_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -17,9 +19,14 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/nodetest"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -31,11 +38,12 @@ type node struct {
 	facts   *facts.Facts
 	monitor *healthmonitor.Monitor
 	stop    func()
-	load    string
-	holders []healthmonitor.Pod
+	host    string // the host's root directory
 	log     string // path of the kernel log
-	resets  healthmonitor.Resetter
-	logger  klog.Logger
+	// preparer is the plugin's; reset is how GPUs are reset, nil if they never are.
+	preparer *prepare.Preparer
+	reset    func() error
+	logger   klog.Logger
 
 	mu       sync.Mutex
 	recovery map[gpu.UUID]gpu.RecoveryAction
@@ -43,22 +51,65 @@ type node struct {
 	hangs    map[gpu.UUID]bool
 	readings map[gpu.UUID]int
 	takes    time.Duration // how long each reading takes
+	listed   bool          // NVML lists also GPUs that are lost
 	events   []string
 	faults   []health.DaemonFault
 }
 
 func newNode(t *testing.T) *node {
 	n := &node{
-		t: t, dir: t.TempDir(), load: "load-1", log: filepath.Join(t.TempDir(), "kmsg"),
-		holders:  []healthmonitor.Pod{pod, other},
+		t: t, dir: t.TempDir(), host: t.TempDir(), log: filepath.Join(t.TempDir(), "kmsg"),
 		recovery: map[gpu.UUID]gpu.RecoveryAction{gpu0: gpu.RecoveryNone, gpu1: gpu.RecoveryNone},
 		err:      map[gpu.UUID]error{}, hangs: map[gpu.UUID]bool{}, readings: map[gpu.UUID]int{},
 	}
 	if err := os.WriteFile(n.log, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	n.process(4711, pod)
+	n.reload()
+	n.open()
+	n.use(pod, other)
+	n.journal.Close()
 	n.start()
 	return n
+}
+
+// process lets a process of a pod run on the host.
+func (n *node) process(pid int, p healthmonitor.Pod) {
+	n.t.Helper()
+	dir := filepath.Join(n.host, "proc", strconv.Itoa(pid))
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::/kubepods/pod"+p.UID+"/container\n"), 0o600)); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// use makes the pods those that have a claim of gpu0.
+func (n *node) use(pods ...healthmonitor.Pod) {
+	n.t.Helper()
+	for _, r := range n.journal.Claims() {
+		if err := n.journal.Delete(r.ClaimUID); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	for _, p := range pods {
+		h := holding.Holding{GPU: gpu0}
+		if p.MPS {
+			h.MPS = &holding.MPS{}
+		}
+		r := holding.Record{ClaimUID: p.UID, Namespace: p.Namespace, Name: p.Name, Holdings: []holding.Holding{h}, Pods: []holding.Pod{{UID: p.UID, Name: p.Name}}}
+		if err := n.journal.Put(r); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// open opens the journal.
+func (n *node) open() {
+	n.t.Helper()
+	var err error
+	if n.journal, err = journal.Open(n.dir, nil); err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 // start starts a plugin, with a driver that is there at once.
@@ -69,59 +120,83 @@ func (n *node) start() {
 }
 
 func (n *node) drive() {
-	n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0}, {UUID: gpu1, Index: 1}}})
-	n.monitor.SetHardware(&healthmonitor.Hardware{Session: n, Load: n.loaded, KernelLog: n.log})
+	n.facts.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: gpu0, PCI: "0000:00:06.0"}, {UUID: gpu1, PCI: "0000:00:07.0", Index: 1}}})
+	n.monitor.SetHardware(&healthmonitor.Hardware{Session: n, Sys: filepath.Join(n.host, "sys"), KernelLog: n.log})
 	time.Sleep(time.Second) // the first readings
 }
 
-// loaded is which load of the driver there is, reload another one.
-func (n *node) loaded() health.Load {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return health.Load{Boot: "boot", Driver: n.load}
-}
-
-func (n *node) reload(load string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.load = load
+// reload loads the driver again.
+func (n *node) reload() {
+	n.t.Helper()
+	module := filepath.Join(n.host, "sys/module/nvidia")
+	// Made before the other is removed, so that it has another inode.
+	err := os.MkdirAll(module+".new", 0o755)
+	if err := errors.Join(err, os.RemoveAll(module), os.Rename(module+".new", module)); err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 func (n *node) startWithoutDriver() {
 	n.t.Helper()
-	j, err := journal.Open(n.dir, nil)
+	n.open()
+	n.facts = facts.New("node-0")
+	marks, err := containers.New(n.t.TempDir(), func(path string) string { return filepath.Join(n.host, path) })
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	n.journal, n.facts = j, facts.New("node-0")
-	var unreadable []gpu.UUID
-	for _, u := range j.UnreadableHealth() {
-		unreadable = append(unreadable, u.GPU)
+	cfg := healthmonitor.Config{
+		NodeName: "node-0", BootID: "boot", Journal: n.journal, Facts: n.facts, Containers: marks, Events: n, DaemonFaults: n.daemonFaults,
 	}
-	n.monitor = healthmonitor.New(healthmonitor.Config{
-		NodeName: "node-0", Journal: j, Unreadable: unreadable, Facts: n.facts, Events: n, Resetter: n.resets,
-		Holders: func(gpu.XID) []healthmonitor.Pod { return n.holders },
-		PodOf: func(pid int) (healthmonitor.Pod, bool) {
-			if pid != 4711 {
-				return healthmonitor.Pod{}, false
-			}
-			return healthmonitor.Pod{UID: pod.UID}, true
-		},
-		DaemonFaults: n.daemonFaults,
-		Address: func(uuid gpu.UUID) gpu.PCIAddress {
-			return map[gpu.UUID]gpu.PCIAddress{gpu0: "0000:00:06.0", gpu1: "0000:00:07.0"}[uuid]
-		},
-	})
+	if n.reset != nil {
+		n.preparer = prepare.New(prepare.Config{Journal: n.journal})
+		cfg.Preparer = n.preparer
+		cfg.Sharing = sharing.New(sharing.Config{Journal: n.journal, BootID: "boot", Daemons: nodetest.NewDaemons(n.host, "/run/mps/d")})
+	}
+	n.monitor = healthmonitor.New(cfg)
 	n.logger = ktesting.NewLogger(n.t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
 	ctx, cancel := context.WithCancel(klog.NewContext(n.t.Context(), n.logger))
 	var running sync.WaitGroup
 	running.Go(func() { n.monitor.Run(ctx) })
+	running.Go(func() { n.follow(ctx) })
 	n.stop = func() {
 		cancel()
 		running.Wait()
-		j.Close()
+		n.journal.Close()
 	}
 }
+
+// follow carries out orders, as the driver's follower does.
+func (n *node) follow(ctx context.Context) {
+	for {
+		select {
+		case o := <-n.monitor.Orders():
+			if !o.Take() {
+				continue
+			}
+			if o.Reset {
+				o.Done(n.reset())
+			} else {
+				o.Done(n.forget(o.GPU))
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// forget removes a GPU from the facts, unless NVML lists it.
+func (n *node) forget(uuid gpu.UUID) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.listed {
+		return errListed
+	}
+	n.facts.Forget(uuid)
+	return nil
+}
+
+// errListed says that NVML lists a GPU.
+var errListed = errors.New("NVML lists it")
 
 // restart stops the plugin and starts it again.
 func (n *node) restart() {
@@ -219,4 +294,11 @@ func inBubble(t *testing.T, test func(*testing.T, *node)) {
 		defer func() { n.stop() }()
 		test(t, n)
 	})
+}
+
+// list makes NVML list GPUs that are lost, or not.
+func (n *node) list(lost bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.listed = lost
 }

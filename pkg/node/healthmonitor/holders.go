@@ -14,6 +14,50 @@ type Pod struct {
 	MPS bool
 }
 
+// holders returns the pods that use an XID's GPU or instance.
+func (m *Monitor) holders(x gpu.XID) []Pod {
+	var instances []gpu.Instance
+	if g, ok := m.gpu(x.GPU); ok && g.MIG != nil {
+		instances = append(instances, g.MIG.Instances...) // made by others
+	}
+	for _, made := range m.made(x.GPU) {
+		if made.Made == nil {
+			continue
+		}
+		instances = append(instances, gpu.Instance{
+			Profile: made.Profile, Placement: gpu.Placement{Start: made.Start, Size: made.Size},
+			GPUInstanceID: made.Made.GPUInstanceID, ComputeInstanceID: made.Made.ComputeInstanceID,
+		})
+	}
+	return Holders(x, m.cfg.Journal.Claims().Records(), instances)
+}
+
+// made returns the partitions that Tessera has made on the GPU.
+func (m *Monitor) made(uuid gpu.UUID) []holding.MadePartition {
+	r, ok := m.cfg.Journal.GPU(uuid)
+	if !ok || r.BootID != m.cfg.BootID {
+		return nil
+	}
+	return r.Partitions
+}
+
+// addressOf returns the GPU's PCI address; empty: not known.
+func (m *Monitor) addressOf(uuid gpu.UUID) gpu.PCIAddress {
+	g, _ := m.gpu(uuid)
+	return g.PCI
+}
+
+// gpu returns the facts of a GPU, and false if the node doesn't have it.
+func (m *Monitor) gpu(uuid gpu.UUID) (gpu.GPU, bool) {
+	known, _ := m.cfg.Facts.State()
+	for _, g := range known.Node.GPUs {
+		if g.UUID == uuid {
+			return g, true
+		}
+	}
+	return gpu.GPU{}, false
+}
+
 // Holders returns the pods whose claims hold the GPU of the XID or, if the XID belongs
 // to one of the instances, that partition.
 func Holders(x gpu.XID, claims []holding.Record, instances []gpu.Instance) []Pod {

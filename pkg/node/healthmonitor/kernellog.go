@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
@@ -87,23 +88,20 @@ func number(digits string) *int {
 type suspect struct {
 	LogXID
 	// pod is that of the process when the message was read: it may end soon.
-	pod   Pod
-	inPod bool
-	at    time.Time
+	pod Pod
+	at  time.Time
 }
 
 // kernelLog has the last XIDs of the kernel log that name a process.
 type kernelLog struct {
-	podOf func(pid int) (Pod, bool)
+	containers *containers.Containers
 
 	mu       notify.Mutex // changes when there is another suspect
 	open     bool         // it can be read
 	suspects []suspect
 }
 
-func newKernelLog(podOf func(pid int) (Pod, bool)) *kernelLog {
-	return &kernelLog{podOf: podOf}
-}
+func newKernelLog(c *containers.Containers) *kernelLog { return &kernelLog{containers: c} }
 
 // follow reads the log from its end on, until ctx ends or it can't be read.
 func (l *kernelLog) follow(ctx context.Context, path string) {
@@ -153,10 +151,10 @@ func (l *kernelLog) read(record string) {
 	if !ok || x.Process.PID == 0 {
 		return
 	}
-	pod, inPod := l.podOf(x.Process.PID)
+	namespace, name, uid := l.containers.PodOf(x.Process.PID)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.suspects = append(l.suspects, suspect{LogXID: x, pod: pod, inPod: inPod, at: time.Now()})
+	l.suspects = append(l.suspects, suspect{LogXID: x, pod: Pod{Namespace: namespace, Name: name, UID: uid}, at: time.Now()})
 	if n := len(l.suspects); n > remembered {
 		l.suspects = l.suspects[n-remembered:]
 	}

@@ -101,7 +101,7 @@ func TestMPSClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, n *node) {
-				n.holders = []healthmonitor.Pod{client(pod), client(other), {Namespace: "default", Name: "partition", UID: "w"}}
+				n.use(client(pod), client(other), healthmonitor.Pod{Namespace: "default", Name: "partition", UID: "w"})
 				n.write(tc.log)
 				time.Sleep(time.Second)
 				n.xid(gpu0, 31)

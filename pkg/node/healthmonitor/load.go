@@ -12,6 +12,9 @@ import (
 // moduleDir is the directory of the loaded NVIDIA kernel module, in sysfs.
 const moduleDir = "module/nvidia"
 
+// load returns the current load of the driver.
+func (m *Monitor) load() health.Load { return CurrentLoad(m.cfg.BootID, m.hardware.Sys) }
+
 // CurrentLoad returns the current load of the driver. sys is where this process sees the
 // host's /sys.
 //

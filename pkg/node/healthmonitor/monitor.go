@@ -5,15 +5,25 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/inventory"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/prepare"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 // Hardware is a driver that works.
@@ -22,49 +32,30 @@ type Hardware struct {
 	Session interface {
 		Vitals(uuid gpu.UUID) (gpu.Vitals, error)
 	}
-	// Load returns the current load of the driver.
-	Load func() health.Load
-	// KernelLog is the path of the kernel log (/dev/kmsg), as this process sees it.
-	KernelLog string
+	// Sys is the path of the host's /sys, and KernelLog that of the kernel log (/dev/kmsg), as
+	// this process sees them.
+	Sys, KernelLog string
 }
 
-// Journal stores the state of GPUs with which something is wrong (*journal.Journal).
-type Journal interface {
-	AllHealth() []holding.Health
-	PutHealth(holding.Health) error
-	DeleteHealth(gpu.UUID) error
-}
-
-// Facts of the node (*facts.Facts).
-type Facts interface {
-	// GPUs returns the GPUs there are, those of them that didn't answer when their facts
-	// were read, and a channel that is closed when that may have changed.
-	GPUs() (all, silent []gpu.UUID, changed <-chan struct{})
-	// SetHealth sets the conditions of GPUs.
-	SetHealth(map[gpu.UUID][]gpu.Condition)
-}
-
-// Config has the parts and settings of a Monitor. All but Registerer and Resetter are required.
+// Config has the parts and settings of a Monitor.
 type Config struct {
 	NodeName string
-	Journal  Journal
-	// Unreadable are the GPUs whose record in the journal can't be read.
-	Unreadable []gpu.UUID
-	Facts      Facts
-	Registerer prometheus.Registerer
-	// Holders returns the pods that use the XID's GPU or instance.
-	Holders func(gpu.XID) []Pod
-	// PodOf returns the pod of a process of the host, without a name if that isn't known,
-	// and false if the process is in none.
-	PodOf func(pid int) (Pod, bool)
-	// Address returns the GPU's PCI address; empty: not known.
-	Address func(gpu.UUID) gpu.PCIAddress
+	// BootID of the running kernel.
+	BootID string
+	// Client removes the GPUInventory's annotation.
+	Client     kubernetes.Interface
+	Journal    *journal.Journal
+	Facts      *facts.Facts
+	Containers *containers.Containers
+	// Preparer and Sharing keep claims off a GPU that is reset. Without a Preparer, GPUs are
+	// never reset, and conditions say nothing of it.
+	Preparer *prepare.Preparer
+	Sharing  *sharing.Manager
 	// DaemonFaults returns the faults of the GPU's MPS daemons, and whether the daemons
 	// are known.
 	DaemonFaults func(gpu.UUID) ([]health.DaemonFault, bool)
 	Events       Events
-	// Resetter resets GPUs; nil: GPUs are never reset, and conditions say nothing of it.
-	Resetter Resetter
+	Registerer   prometheus.Registerer
 }
 
 // Monitor watches the GPUs' health. Its methods may be called concurrently; none but
@@ -80,6 +71,12 @@ type Monitor struct {
 	// queued are the errors of which a notice waits there: more of the same would only
 	// keep others waiting.
 	queued sync.Map
+	// endings are requests to end a condition by hand: the last one. orders are for whoever
+	// opens and closes NVML.
+	endings chan string
+	orders  chan *Order
+	// resettable has the GPUs that policies let the plugin reset; nil: not known yet.
+	resettable atomic.Pointer[map[gpu.UUID]bool]
 
 	// using is held for reading while the hardware is used.
 	using    sync.RWMutex
@@ -93,16 +90,17 @@ type Monitor struct {
 // facts.
 func New(cfg Config) *Monitor {
 	m := &Monitor{
-		cfg: cfg, metrics: newMetrics(cfg.Registerer), log: newKernelLog(cfg.PodOf),
+		cfg: cfg, metrics: newMetrics(cfg.Registerer), log: newKernelLog(cfg.Containers),
 		logPath: make(chan string, 1), notices: make(chan health.Notice, 64), gpus: map[gpu.UUID]*watchedGPU{},
+		endings: make(chan string, 1), orders: make(chan *Order, 1),
 	}
 	for _, h := range cfg.Journal.AllHealth() {
 		m.gpus[h.GPU] = newWatchedGPU(h.GPU, h.State)
 	}
-	for _, uuid := range cfg.Unreadable {
-		w := newWatchedGPU(uuid, health.State{Causes: []health.Cause{forgotten(time.Now())}})
+	for _, u := range cfg.Journal.UnreadableHealth() {
+		w := newWatchedGPU(u.GPU, health.State{Causes: []health.Cause{forgotten(time.Now())}})
 		w.unsaved = true
-		m.gpus[uuid] = w
+		m.gpus[u.GPU] = w
 	}
 	m.publish()
 	return m
@@ -135,6 +133,23 @@ func (m *Monitor) SetHardware(h *Hardware) {
 	}
 }
 
+// SawInventory takes in what policies and admins request in the GPUInventory.
+func (m *Monitor) SawInventory(inv *v1alpha1.GPUInventory) {
+	resettable := inventory.Resettable(inv)
+	m.resettable.Store(&resettable)
+	m.enqueue(inv)
+}
+
+// Saw handles an event of the driver.
+func (m *Monitor) Saw(e nvml.Event) {
+	switch {
+	case e.XID != nil:
+		m.SawXID(*e.XID)
+	case e.Kind != nvml.EventMIG:
+		m.SawEvent(e.GPU)
+	}
+}
+
 // SawXID handles an XID.
 func (m *Monitor) SawXID(x gpu.XID) {
 	m.metrics.xids.WithLabelValues(string(x.GPU), codeLabel(x.Code)).Inc()
@@ -164,6 +179,7 @@ func (m *Monitor) Run(ctx context.Context) {
 	defer all.Wait()
 	all.Go(func() { m.followLog(ctx) })
 	all.Go(func() { m.reportNotices(ctx) })
+	all.Go(func() { m.handleEndings(ctx) })
 	started := map[gpu.UUID]bool{}
 	var before []gpu.UUID // that were silent
 	for ctx.Err() == nil {
@@ -224,14 +240,14 @@ func (m *Monitor) End(ctx context.Context, uuid gpu.UUID, e health.Ending, begun
 	return m.end(ctx, uuid, e, func(s health.State) (health.State, error) { return s.End(e, begunBy) })
 }
 
-// EndUnlisted is End for a GPU that is lost. forget removes it from the facts, or returns an
-// error if NVML still lists it.
-func (m *Monitor) EndUnlisted(ctx context.Context, uuid gpu.UUID, e health.Ending, begunBy time.Time, forget func(context.Context) error) error {
+// EndUnlisted is End for a GPU that is lost, which it removes from the facts. It returns an
+// error if NVML still lists it, or a claim has it.
+func (m *Monitor) EndUnlisted(ctx context.Context, uuid gpu.UUID, e health.Ending, begunBy time.Time) error {
 	end := func(s health.State) (health.State, error) { return s.EndUnlisted(e, begunBy) }
 	if _, err := end(m.getOrAdd(uuid).state()); err != nil {
 		return err
 	}
-	if err := forget(ctx); err != nil {
+	if err := m.forget(ctx, uuid); err != nil {
 		return fmt.Errorf("end %s by hand, which needs that NVML doesn't list the GPU and no claim has it: %w", e.Type, err)
 	}
 	return m.end(ctx, uuid, e, end)

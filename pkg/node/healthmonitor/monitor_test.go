@@ -1,12 +1,12 @@
 package healthmonitor_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,8 +24,8 @@ const (
 )
 
 var (
-	pod   = healthmonitor.Pod{Namespace: "default", Name: "training", UID: "u"}
-	other = healthmonitor.Pod{Namespace: "default", Name: "inference", UID: "v"}
+	pod   = healthmonitor.Pod{Namespace: "default", Name: "training", UID: "00000000-0000-0000-0000-000000000001"}
+	other = healthmonitor.Pod{Namespace: "default", Name: "inference", UID: "00000000-0000-0000-0000-000000000002"}
 )
 
 func TestErrorOfAProgram(t *testing.T) {
@@ -206,7 +206,7 @@ func TestUnreadableRecord(t *testing.T) {
 			n.has(gpu0, gpu.NeedsInspection)
 			n.restart()
 		}
-		n.reload("load-2")
+		n.reload()
 		time.Sleep(time.Minute)
 		n.has(gpu0)
 	})
@@ -269,7 +269,7 @@ func TestHolders(t *testing.T) {
 // are served. Only pods that are clients of MPS have an event.
 func TestMPSDaemonFails(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
-		n.holders = []healthmonitor.Pod{{Name: "client", UID: "c", MPS: true}, {Name: "whole", UID: "w"}}
+		n.use(healthmonitor.Pod{Name: "client", UID: "c", MPS: true}, healthmonitor.Pod{Name: "whole", UID: "w"})
 		n.setFault(true)
 		time.Sleep(5 * time.Second)
 		n.setFault(false)
@@ -311,17 +311,17 @@ func TestEndUnlisted(t *testing.T) {
 		n.has(gpu0, gpu.Lost)
 		began := n.eventsWith("Lost: ") // on the node, and on the pods
 		ending := health.Ending{Type: gpu.Lost, By: "ann", Why: "bound to vfio", At: time.Now()}
-		listed := errors.New("NVML lists it")
-		err := n.monitor.EndUnlisted(t.Context(), gpu0, ending, time.Now(), func(context.Context) error { return listed })
-		if !errors.Is(err, listed) {
+		if err := n.monitor.EndUnlisted(t.Context(), gpu0, ending, time.Now()); err == nil || !strings.Contains(err.Error(), "claim default/") {
+			t.Errorf("end it for a GPU that a claim has: %v", err)
+		}
+		n.use()
+		n.list(true)
+		if err := n.monitor.EndUnlisted(t.Context(), gpu0, ending, time.Now()); !errors.Is(err, errListed) {
 			t.Errorf("end it for a GPU that NVML lists: %v", err)
 		}
 		n.has(gpu0, gpu.Lost)
-		err = n.monitor.EndUnlisted(t.Context(), gpu0, ending, time.Now(), func(context.Context) error {
-			n.facts.Forget(gpu0)
-			return nil
-		})
-		if err != nil {
+		n.list(false)
+		if err := n.monitor.EndUnlisted(t.Context(), gpu0, ending, time.Now()); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(5 * time.Minute)

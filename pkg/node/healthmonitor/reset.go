@@ -16,22 +16,11 @@ import (
 // reasonReset: the plugin resets a GPU, has reset it, or has failed to.
 const reasonReset = "GPUReset"
 
-// Resetter resets GPUs, and knows the obstacles.
-type Resetter interface {
-	// Facts returns the basis of the decision, except for the time and the reading.
-	Facts(uuid gpu.UUID) health.ResetFacts
-	// Reserve keeps claims from getting the GPU until release is called. It returns an
-	// error while anything of ours uses the GPU.
-	Reserve(ctx context.Context, uuid gpu.UUID) (release func(), _ error)
-	// Reset resets the GPU. permanent: it would fail each time.
-	Reset(ctx context.Context, uuid gpu.UUID) (permanent bool, _ error)
-}
-
 // heal resets the GPU if it needs that and may be reset, and explains the next step, or
 // the one of an admin, in its condition. recovery is the driver's recovery
 // action, read just now.
 func (m *Monitor) heal(ctx context.Context, w *watchedGPU, recovery gpu.RecoveryAction) {
-	if m.cfg.Resetter == nil {
+	if m.cfg.Preparer == nil {
 		return
 	}
 	plan := m.planReset(w, recovery)
@@ -39,7 +28,7 @@ func (m *Monitor) heal(ctx context.Context, w *watchedGPU, recovery gpu.Recovery
 		m.explain(w, plan.Message)
 		return
 	}
-	release, err := m.cfg.Resetter.Reserve(ctx, w.uuid)
+	release, err := m.reserve(ctx, w.uuid)
 	if err != nil { // the next reading tries again
 		klog.FromContext(ctx).V(2).Info("A GPU that needs a reset isn't idle yet", "node", m.cfg.NodeName, "gpu", w.uuid, "err", err)
 		return
@@ -50,8 +39,8 @@ func (m *Monitor) heal(ctx context.Context, w *watchedGPU, recovery gpu.Recovery
 }
 
 func (m *Monitor) planReset(w *watchedGPU, recovery gpu.RecoveryAction) health.ResetPlan {
-	x := m.cfg.Resetter.Facts(w.uuid)
-	x.GPU, x.At, x.Recovery = w.uuid, time.Now(), recovery
+	x := m.resetFacts(w.uuid)
+	x.At, x.Recovery = time.Now(), recovery
 	return w.state().PlanReset(x)
 }
 
@@ -59,15 +48,17 @@ func (m *Monitor) planReset(w *watchedGPU, recovery gpu.RecoveryAction) health.R
 func (m *Monitor) reset(ctx context.Context, w *watchedGPU, recovery gpu.RecoveryAction) {
 	logger := klog.FromContext(ctx)
 	m.change(ctx, w, func(s health.State) health.State { return s.BeginReset(time.Now()) })
-	permanent, err := false, error(nil)
+	var err error
 	if m.isSaved(w) {
 		logger.Info("Resetting a GPU", "node", m.cfg.NodeName, "gpu", w.uuid)
 		m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonReset, fmt.Sprintf("GPU %s: the driver asks for a reset, and no claim has any of the GPU: resetting it", w.uuid))
-		permanent, err = m.cfg.Resetter.Reset(ctx, w.uuid)
+		err = m.Reset(ctx, w.uuid)
 	} else {
 		err = errors.New("the node's journal can't be written")
 	}
-	m.change(ctx, w, func(s health.State) health.State { return s.EndReset(time.Now(), err, permanent) })
+	m.change(ctx, w, func(s health.State) health.State {
+		return s.EndReset(time.Now(), err, errors.Is(err, ErrResetImpossible))
+	})
 	if err == nil {
 		logger.Info("A GPU was reset", "node", m.cfg.NodeName, "gpu", w.uuid)
 		m.cfg.Events.OnNode(corev1.EventTypeNormal, reasonReset, fmt.Sprintf("GPU %s was reset", w.uuid))

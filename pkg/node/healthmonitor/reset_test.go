@@ -1,67 +1,40 @@
 package healthmonitor_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/health"
 )
 
-// resetter resets GPUs of a node that a test controls.
-type resetter struct {
-	mu       sync.Mutex
-	allowed  bool
-	users    []string
-	reserved error
-	resets   int
-	do       func() error
-}
-
-func (r *resetter) Facts(gpu.UUID) health.ResetFacts {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return health.ResetFacts{Allowed: r.allowed, Claims: r.users}
-}
-
-func (r *resetter) Reserve(context.Context, gpu.UUID) (func(), error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return func() {}, r.reserved
-}
-
-func (r *resetter) Reset(context.Context, gpu.UUID) (bool, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.resets++
-	return false, r.do()
-}
-
-func (r *resetter) change(f func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	f()
-}
-
-func (r *resetter) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.resets
-}
-
-// withResets restarts the node's plugin with a resetter.
-func (n *node) withResets(r *resetter) *resetter {
-	n.resets = r
+// resetting restarts the plugin with a way to reset GPUs, and returns how often one was. If a
+// policy allows it, gpu0 may be reset.
+func (n *node) resetting(allowed bool, do func() error) (resets func() int) {
+	var count atomic.Int32
+	n.reset = func() error {
+		count.Add(1)
+		return do()
+	}
 	n.restart()
-	return r
+	if allowed {
+		n.allow()
+	}
+	return func() int { return int(count.Load()) }
+}
+
+// allow lets gpu0 be reset, as a policy does.
+func (n *node) allow() {
+	inv := &v1alpha1.GPUInventory{}
+	inv.Spec.GPUs = []v1alpha1.GPUSpec{{UUID: string(gpu0), Reset: v1alpha1.ResetWhenIdle}}
+	n.monitor.SawInventory(inv)
 }
 
 // says checks a part of the message of the GPU's first condition.
@@ -78,22 +51,26 @@ func (n *node) says(uuid gpu.UUID, want string) {
 // TestReset: once no claim has any of the GPU, and then it takes claims again.
 func TestReset(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
-		r := n.withResets(&resetter{allowed: true, users: []string{"claim default/train"}})
-		r.do = func() error { n.set(gpu0, gpu.RecoveryNone, nil); return nil }
+		n.use(pod)
+		resets := n.resetting(true, func() error { n.set(gpu0, gpu.RecoveryNone, nil); return nil })
 		n.set(gpu0, gpu.RecoveryReset, nil)
 		time.Sleep(2 * time.Minute)
 		n.has(gpu0, gpu.ResetRequired)
-		n.says(gpu0, "when no claim has any of it; these have: claim default/train")
-		r.change(func() { r.users, r.reserved = nil, errors.New("a prepare was faster") })
+		n.says(gpu0, "when no claim has any of it; these have: claim default/training")
+		done, err := n.preparer.Exclude(t.Context(), gpu0, "a prepare was faster")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.use()
 		time.Sleep(time.Minute)
-		if r.count() > 0 {
+		if resets() > 0 {
 			t.Fatal("reset while it is used")
 		}
-		r.change(func() { r.reserved = nil })
+		done()
 		time.Sleep(20 * time.Second)
 		n.has(gpu0)
-		if r.count() != 1 || n.eventsWith("GPUReset: GPU "+string(gpu0)+": the driver asks") != 1 || n.eventsWith("GPUReset: GPU "+string(gpu0)+" was reset") != 1 {
-			t.Errorf("%d resets, events %q", r.count(), n.events)
+		if resets() != 1 || n.eventsWith("GPUReset: GPU "+string(gpu0)+": the driver asks") != 1 || n.eventsWith("GPUReset: GPU "+string(gpu0)+" was reset") != 1 {
+			t.Errorf("%d resets, events %q", resets(), n.events)
 		}
 	})
 }
@@ -101,12 +78,13 @@ func TestReset(t *testing.T) {
 // TestNoReset: without a policy, only an admin resets a GPU.
 func TestNoReset(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
-		r := n.withResets(&resetter{})
+		n.use()
+		resets := n.resetting(false, nil)
 		n.set(gpu0, gpu.RecoveryReset, nil)
 		time.Sleep(time.Hour)
 		n.says(gpu0, "nvidia-smi --gpu-reset -i "+string(gpu0))
-		if r.count() > 0 {
-			t.Errorf("%d resets", r.count())
+		if resets() > 0 {
+			t.Errorf("%d resets", resets())
 		}
 	})
 }
@@ -114,13 +92,14 @@ func TestNoReset(t *testing.T) {
 // TestFailedResets: three times, and then an admin is told.
 func TestFailedResets(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
-		r := n.withResets(&resetter{allowed: true, do: func() error { return errors.New("In use by another client") }})
+		n.use()
+		resets := n.resetting(true, func() error { return errors.New("In use by another client") })
 		n.set(gpu0, gpu.RecoveryReset, nil)
 		time.Sleep(time.Hour)
 		n.says(gpu0, "3 times in a day: the reset failed: In use by another client; reboot the node")
-		if r.count() != 3 || n.eventsWith("GPUReset: GPU "+string(gpu0)+": the reset failed: In use by another client; Tessera tries again") != 2 ||
+		if resets() != 3 || n.eventsWith("GPUReset: GPU "+string(gpu0)+": the reset failed: In use by another client; Tessera tries again") != 2 ||
 			n.eventsWith("GPUReset: GPU "+string(gpu0)+": Tessera has tried to reset it 3 times") != 1 {
-			t.Errorf("%d resets, events %q", r.count(), n.events)
+			t.Errorf("%d resets, events %q", resets(), n.events)
 		}
 	})
 }
@@ -130,27 +109,26 @@ func TestFailedResets(t *testing.T) {
 func TestCrashDuringReset(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
 		atReset := t.TempDir()
-		r := n.withResets(&resetter{allowed: true})
-		r.do = func() error { return os.CopyFS(atReset, os.DirFS(n.dir)) }
+		n.use()
+		first := n.resetting(true, func() error { return os.CopyFS(atReset, os.DirFS(n.dir)) })
 		n.set(gpu0, gpu.RecoveryReset, nil)
 		n.monitor.SawEvent(gpu0)
 		time.Sleep(10 * time.Second)
-		if r.count() != 1 {
-			t.Fatalf("%d resets", r.count())
+		if first() != 1 {
+			t.Fatalf("%d resets", first())
 		}
 		n.stop()
 		n.dir = atReset // as the first reset found it
-		r.do = func() error { n.set(gpu0, gpu.RecoveryNone, nil); return nil }
-		n.start()
+		resets := n.resetting(true, func() error { n.set(gpu0, gpu.RecoveryNone, nil); return nil })
 		time.Sleep(20 * time.Second)
 		n.says(gpu0, "the plugin ended while it reset the GPU; Tessera tries again")
-		if r.count() != 1 {
-			t.Errorf("%d resets at once after the crash", r.count()-1)
+		if resets() != 0 {
+			t.Errorf("%d resets at once after the crash", resets())
 		}
 		time.Sleep(time.Minute)
 		n.has(gpu0)
-		if r.count() != 2 {
-			t.Errorf("%d resets, want one more", r.count())
+		if resets() != 1 {
+			t.Errorf("%d resets, want one more", resets())
 		}
 	})
 }
@@ -158,15 +136,16 @@ func TestCrashDuringReset(t *testing.T) {
 // TestResetNeedsAJournal: an attempt that can't be stored isn't made.
 func TestResetNeedsAJournal(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
-		r := n.withResets(&resetter{allowed: true})
+		n.use()
+		resets := n.resetting(true, nil)
 		if err := os.WriteFile(filepath.Join(n.dir, "health"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		n.set(gpu0, gpu.RecoveryReset, nil)
 		time.Sleep(time.Hour)
 		n.says(gpu0, "journal can't be written")
-		if r.count() > 0 {
-			t.Errorf("%d resets", r.count())
+		if resets() > 0 {
+			t.Errorf("%d resets", resets())
 		}
 	})
 }

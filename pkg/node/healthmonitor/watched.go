@@ -198,7 +198,7 @@ func (m *Monitor) decide(ctx context.Context, w *watchedGPU, xids []gpu.XID, rec
 	for _, x := range xids {
 		var notice *health.Notice
 		m.change(ctx, w, func(s health.State) health.State {
-			s, notice = s.ObserveXID(x, recovery, m.hardware.Load())
+			s, notice = s.ObserveXID(x, recovery, m.load())
 			return s
 		})
 		if notice != nil {
@@ -210,7 +210,7 @@ func (m *Monitor) decide(ctx context.Context, w *watchedGPU, xids []gpu.XID, rec
 // observe decides on a reading. An error that may be one of this program says
 // nothing about the GPU but that its health isn't known.
 func (m *Monitor) observe(ctx context.Context, w *watchedGPU, a answer) {
-	r := health.Reading{At: time.Now(), Load: m.hardware.Load()}
+	r := health.Reading{At: time.Now(), Load: m.load()}
 	r.DaemonFaults, r.DaemonsKnown = m.cfg.DaemonFaults(w.uuid)
 	var problem error
 	switch {

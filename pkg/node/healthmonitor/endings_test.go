@@ -1,4 +1,4 @@
-package node
+package healthmonitor
 
 import (
 	"context"
@@ -16,8 +16,15 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/pacetest"
 )
+
+// noEvents drops events.
+type noEvents struct{}
+
+func (noEvents) OnPod(Pod, string, string)     {}
+func (noEvents) OnNode(string, string, string) {}
 
 // forbidding is a server, without a network, that forbids each request.
 type forbidding struct{ requests atomic.Int32 }
@@ -42,24 +49,28 @@ func TestAnnotationThatStaysIsRetriedSeldom(t *testing.T) {
 		}
 		known := facts.New("node-0")
 		known.Found(gpu.Node{Name: "node-0"})
-		e := newEndings(&plugin{cfg: Config{NodeName: "node-0"}, client: client, facts: known, warnings: newWarnings(client, "node-0")})
+		j, err := journal.Open(t.TempDir(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer j.Close()
+		m := New(Config{NodeName: "node-0", Client: client, Journal: j, Facts: known, Events: noEvents{}})
 		logger, lines := pacetest.Logger(t)
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			e.run(ctx)
+			m.handleEndings(ctx)
 		}()
 		inv := &v1alpha1.GPUInventory{}
 		inv.Annotations = map[string]string{v1alpha1.AnnotationEndCondition: "0 NeedsInspection 2026-01-02T15:04:05Z jane it was replaced"}
 		pacetest.Minutes(t, func() int { return int(s.requests.Load()) }, lines, func() {
 			for range 60 {
-				e.enqueue(inv)
+				m.SawInventory(inv)
 				time.Sleep(time.Second)
 			}
 		}, pacetest.Bound{Attempts: 6, Lines: 6}, pacetest.Bound{Attempts: 2, Lines: 2}, pacetest.Bound{Attempts: 2, Lines: 2})
 		cancel()
 		<-ended
-		e.p.warnings.broadcaster.Shutdown()
 	})
 }

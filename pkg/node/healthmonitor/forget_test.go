@@ -1,4 +1,4 @@
-package node
+package healthmonitor
 
 import (
 	"testing"
@@ -35,7 +35,7 @@ func TestForgetHealthyGPUs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := forgetHealthyGPUs(j); err != nil {
+	if err := ForgetHealthy(j); err != nil {
 		t.Fatal(err)
 	}
 	left := map[gpu.UUID]bool{}
