@@ -116,13 +116,30 @@ func (o *Options) NodeNames(ctx context.Context) []string {
 	if err != nil {
 		return nil
 	}
-	all, err := r.Inventories(ctx)
+	return names(r.Inventories(ctx))
+}
+
+// PolicyNames are the names of SharingPolicies, for a shell to complete; none if they can't
+// be read.
+func (o *Options) PolicyNames(ctx context.Context) []string {
+	r, err := o.Reader(nil)
+	if err != nil {
+		return nil
+	}
+	return names(r.Policies(ctx))
+}
+
+// names are those of the objects; none if they couldn't be read.
+func names[T any, P interface {
+	*T
+	metav1.Object
+}](all []T, err error) []string {
 	if err != nil {
 		return nil
 	}
 	var out []string
 	for i := range all {
-		out = append(out, all[i].Name)
+		out = append(out, P(&all[i]).GetName())
 	}
 	return out
 }

@@ -33,6 +33,7 @@ type diagnosis struct {
 	Unknown []string `json:"unknown,omitempty"`
 }
 
+// Command returns kubectl gpu doctor.
 func Command(o *cluster.Options) *cobra.Command {
 	var exec bool
 	cmd := &cobra.Command{

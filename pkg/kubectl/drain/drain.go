@@ -24,6 +24,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
+// Command returns kubectl gpu drain.
 func Command(o *cluster.Options) *cobra.Command {
 	var how drainFlags
 	cmd := &cobra.Command{
@@ -189,7 +190,7 @@ func newDrainer(ctx context.Context, o *cluster.Options, target string) (*draine
 func (d *drainer) read(ctx context.Context) (err error) {
 	d.Forget()
 	d.gpu = nil
-	if d.objects, err = d.Reader.Objects(ctx, d.options.CurrentNamespace()); err != nil {
+	if d.objects, err = d.Objects(ctx, d.options.CurrentNamespace()); err != nil {
 		return err
 	}
 	if d.objects.Pods, err = d.GroupPods(ctx, d.objects.Claims); err != nil {

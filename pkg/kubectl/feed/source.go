@@ -255,6 +255,7 @@ func (s *Source) node(name string) nodeJSON {
 
 func inGroup(p corev1.Pod) bool { return p.Spec.SchedulingGroup != nil }
 
+// Encode returns the JSON of a value of this program.
 func Encode(v any) json.RawMessage {
 	raw, err := json.Marshal(v)
 	if err != nil {

@@ -28,6 +28,7 @@ type question struct {
 	claims []*resourceapi.ResourceClaim // never printed
 }
 
+// Command returns kubectl gpu fits.
 func Command(o *cluster.Options) *cobra.Command {
 	var amount, file string
 	var limit int

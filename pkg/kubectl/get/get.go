@@ -16,6 +16,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
+// Command returns kubectl gpu get.
 func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get [NODE...]",

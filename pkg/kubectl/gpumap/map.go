@@ -19,6 +19,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
+// Command returns kubectl gpu map.
 func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map [NODE...]",

@@ -165,6 +165,7 @@ func partitionShares(p *v1alpha1.PartitionedPlan) string {
 // AllNodes is the text of a selector that selects all nodes.
 const AllNodes = "all"
 
+// NodesText is a selector of nodes in a few words.
 func NodesText(s *metav1.LabelSelector) string {
 	if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
 		return AllNodes

@@ -41,6 +41,7 @@ type deviceUse struct {
 	Free *int `json:"free,omitempty"`
 }
 
+// Command returns kubectl gpu policy.
 func Command(o *cluster.Options) *cobra.Command {
 	var dryRun bool
 	var file string
@@ -65,7 +66,7 @@ errors.`,
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return policyNames(cmd.Context(), o), cobra.ShellCompDirectiveNoFileComp
+			return o.PolicyNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {
@@ -86,23 +87,6 @@ errors.`,
 	cmd.Flags().StringVarP(&file, "filename", "f", "", "file with one SharingPolicy; - for standard input")
 	o.AddOutput(cmd, "json or yaml")
 	return cmd
-}
-
-// policyNames are the names for a shell to complete; none if they can't be read.
-func policyNames(ctx context.Context, o *cluster.Options) []string {
-	r, err := o.Reader(nil)
-	if err != nil {
-		return nil
-	}
-	all, err := r.Policies(ctx)
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for i := range all {
-		out = append(out, all[i].Name)
-	}
-	return out
 }
 
 // policyParts are the parts of the output that are missing without a resource.

@@ -20,6 +20,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
+// Command returns kubectl gpu slots.
 func Command(o *cluster.Options) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{

@@ -31,6 +31,7 @@ type templateOptions struct {
 	labels                                    map[string]string
 }
 
+// Command returns kubectl gpu template.
 func Command(o *cluster.Options) *cobra.Command {
 	var t templateOptions
 	cmd := &cobra.Command{

@@ -45,6 +45,7 @@ type topUse struct {
 	load
 }
 
+// Command returns kubectl gpu top.
 func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [NODE...]",

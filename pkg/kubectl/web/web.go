@@ -21,6 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/why"
 )
 
+// Command returns kubectl gpu web.
 func Command(o *cluster.Options) *cobra.Command {
 	var port int
 	var open bool

@@ -18,8 +18,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
-// explanation is why a pod waits.
-type explanation struct {
+// Explanation is why a pod waits.
+type Explanation struct {
 	Pod string `json:"pod"`
 	// Waits: the pod waits for devices.
 	Waits bool `json:"waits"`
@@ -32,6 +32,7 @@ type explanation struct {
 	Reason *fit.Reason `json:"reason,omitempty"`
 }
 
+// Command returns kubectl gpu why.
 func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why POD",
@@ -118,40 +119,40 @@ func tellWhy(ctx context.Context, o *cluster.Options, name string) error {
 }
 
 // explain finds out why the pod waits.
-func explain(ctx context.Context, r *cluster.Reader, pod *corev1.Pod) (explanation, error) {
+func explain(ctx context.Context, r *cluster.Reader, pod *corev1.Pod) (Explanation, error) {
 	if out, ok := placed(pod); ok {
 		return out, nil
 	}
 	j, objects, err := r.Judge(ctx, pod.Namespace, pod)
 	if err != nil {
-		return explanation{}, err
+		return Explanation{}, err
 	}
 	claims := j.ClaimsOf(pod, objects.Claims)
 	switch {
 	case len(claims.Uncreated) > 0:
 		return whyUncreated(ctx, r, pod, claims)
 	case len(claims.Missing) > 0:
-		return explanation{Waits: true, Text: claims.Missing[0]}, nil
+		return Explanation{Waits: true, Text: claims.Missing[0]}, nil
 	case len(claims.Waiting) == 0 && len(claims.Allocated) == 0:
-		return explanation{Text: "It has no claims for devices, and waits for something else: " + schedulersWord(pod)}, nil
+		return Explanation{Text: "It has no claims for devices, and waits for something else: " + schedulersWord(pod)}, nil
 	}
 	nodes, refused := j.Candidates(pod, claims.Allocated)
 	switch {
 	case len(nodes) == 0:
-		return explanation{
+		return Explanation{
 			Waits: true, Text: "No node takes it, whatever its claims: " + strings.Join(refused, "; ") + ".",
 			Change: "Change the pod's node selector, affinity or tolerations, or the nodes, or wait until other pods end there.",
 		}, nil
 	case len(claims.Waiting) == 0:
-		return explanation{Text: "All its claims have devices; it waits for something else: " + schedulersWord(pod)}, nil
+		return Explanation{Text: "All its claims have devices; it waits for something else: " + schedulersWord(pod)}, nil
 	}
 	r.NoteVersion()
 	answer, err := j.Fits(ctx, nodes, claims, 1)
 	if err != nil {
-		return explanation{}, err
+		return Explanation{}, err
 	}
 	if answer.Reason != nil {
-		return explanation{
+		return Explanation{
 			Waits: true, Text: answer.Reason.Text, Change: answer.Reason.Change, NotLookedAt: refused, Reason: answer.Reason,
 		}, nil
 	}
@@ -159,12 +160,12 @@ func explain(ctx context.Context, r *cluster.Reader, pod *corev1.Pod) (explanati
 }
 
 // fitsNow answers for a pod whose claims fit.
-func fitsNow(pod *corev1.Pod, at fit.Room) explanation {
+func fitsNow(pod *corev1.Pod, at fit.Room) Explanation {
 	what, word := "Its claims fit now", schedulersWord(pod)
 	if len(at.Devices) == 0 {
 		what = "A device plugin has what it needs"
 	}
-	out := explanation{
+	out := Explanation{
 		Text:   fmt.Sprintf("%s, on %s; it waits for something else: %s", what, at.Node, word),
 		Change: "If the scheduler's message is of claims, it is old: the scheduler tries again when something changes, or after 5 minutes.",
 	}
@@ -183,8 +184,8 @@ var exceeded = regexp.MustCompile(`exceeded quota: ([^,\s]+)`)
 
 // whyUncreated explains why Kubernetes doesn't create claims of the pod from their
 // templates.
-func whyUncreated(ctx context.Context, r *cluster.Reader, pod *corev1.Pod, claims fit.PodClaims) (explanation, error) {
-	out := explanation{Waits: true, Text: claims.Missing[0]}
+func whyUncreated(ctx context.Context, r *cluster.Reader, pod *corev1.Pod, claims fit.PodClaims) (Explanation, error) {
+	out := Explanation{Waits: true, Text: claims.Missing[0]}
 	ofReason := metav1.ListOptions{FieldSelector: "reason=" + uncreated}
 	events, err := r.Kube.CoreV1().Events(pod.Namespace).List(ctx, ofReason)
 	if apierrors.IsForbidden(err) {
@@ -251,22 +252,22 @@ func isAbout(e *corev1.Event, pod *corev1.Pod) bool {
 }
 
 // placed answers for a pod that the scheduler isn't asked about any more, or not yet.
-func placed(pod *corev1.Pod) (explanation, bool) {
+func placed(pod *corev1.Pod) (Explanation, bool) {
 	switch {
 	case pod.DeletionTimestamp != nil:
-		return explanation{Text: "It is being deleted."}, true
+		return Explanation{Text: "It is being deleted."}, true
 	case pod.Spec.NodeName != "":
-		return explanation{
+		return Explanation{
 			Text:   fmt.Sprintf("It doesn't wait for devices: it is on %s, and its phase is %s.", pod.Spec.NodeName, pod.Status.Phase),
 			Change: fmt.Sprintf("If it doesn't run, its events say why: kubectl describe pod %s -n %s.", pod.Name, pod.Namespace),
 		}, true
 	case len(pod.Spec.SchedulingGates) > 0:
-		return explanation{
+		return Explanation{
 			Text:   fmt.Sprintf("The scheduler doesn't look at it: it has the scheduling gate %s.", pod.Spec.SchedulingGates[0].Name),
 			Change: "Whoever set the gate has to remove it.",
 		}, true
 	}
-	return explanation{}, false
+	return Explanation{}, false
 }
 
 // schedulersWord is the scheduler's message about the pod.
@@ -280,19 +281,19 @@ func schedulersWord(pod *corev1.Pod) string {
 }
 
 // Now says why a pod waits, with a fresh look at the cluster.
-func Now(ctx context.Context, o *cluster.Options, namespace, name string) (explanation, error) {
+func Now(ctx context.Context, o *cluster.Options, namespace, name string) (Explanation, error) {
 	r, err := o.Reader(whyParts())
 	if err != nil {
-		return explanation{}, err
+		return Explanation{}, err
 	}
 	pod, err := r.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return explanation{Text: "The pod is gone."}, nil
+		return Explanation{Text: "The pod is gone."}, nil
 	case apierrors.IsForbidden(err):
-		return explanation{}, fmt.Errorf("you may not get pods in namespace %s: ask for the verb get on them", namespace)
+		return Explanation{}, fmt.Errorf("you may not get pods in namespace %s: ask for the verb get on them", namespace)
 	case err != nil:
-		return explanation{}, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
+		return Explanation{}, fmt.Errorf("get pod %s/%s: %w", namespace, name, err)
 	}
 	return explain(ctx, r, pod)
 }
