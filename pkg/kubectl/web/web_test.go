@@ -32,14 +32,14 @@ func TestWebTells(t *testing.T) {
 	told := &waiting{text: want, then: interrupt}
 	cmd := kubectltest.Root(genericclioptions.IOStreams{In: strings.NewReader(""), Out: io.Discard, ErrOut: told}, terminal.Screen{}, Command)
 	cmd.SetArgs([]string{"web", "--server", api.URL, "--kubeconfig", kubectltest.Kubeconfig(t)})
-	if err := cmd.ExecuteContext(ctx); err != nil || strings.Count(told.String(), want) != 1 {
-		t.Errorf("%v: %s", err, told)
+	if err := cmd.ExecuteContext(ctx); err != nil || strings.Count(told.written.String(), want) != 1 {
+		t.Errorf("%v: %s", err, &told.written)
 	}
 }
 
 // waiting calls then when a text is written.
 type waiting struct {
-	bytes.Buffer
+	written bytes.Buffer // not embedded: WriteString would bypass Write
 
 	text string
 	then func()
@@ -47,8 +47,8 @@ type waiting struct {
 
 // Write implements io.Writer.
 func (w *waiting) Write(b []byte) (int, error) {
-	n, err := w.Buffer.Write(b)
-	if strings.Contains(w.String(), w.text) {
+	n, err := w.written.Write(b)
+	if strings.Contains(w.written.String(), w.text) {
 		w.then()
 	}
 	return n, err
