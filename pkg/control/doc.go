@@ -1,8 +1,9 @@
 // Package control is the controller: the part of the driver that acts once per
 // cluster. It watches every node's GPUInventory, the SharingPolicies, and the
 // devices of claims, keeps each node's ResourceSlices equal to the node's
-// offer, and writes the policies' statuses. A node's offer is decided in one
-// place, decide, from facts alone.
+// offer, and writes the policies' statuses. The packages below it do that, by
+// what they reconcile; this one starts them, and says which events wake them.
+// A node's offer is decided in one place, decision, from facts alone.
 //
 // The controller never completes an incomplete pool without asking the plugin: the
 // kubelet deletes a node's slices when it starts and when the plugin is gone, and a
