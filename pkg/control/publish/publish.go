@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/discovery"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"github.com/tessera-dra/tessera/pkg/control/pages"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -22,17 +23,6 @@ import (
 
 // nodeIndex finds a node's slices in the cache.
 const nodeIndex = "node"
-
-// SliceClient is k8s.io/dynamic-resource-allocation/client, which speaks the
-// version that the server has and answers in v1.
-type SliceClient interface {
-	resourceclient.ResourceSlicesGetter
-	// CurrentAPI is the version that the last call used, such as V1beta2. A call
-	// that the server doesn't serve in this version is made in the others.
-	CurrentAPI() string
-	// IsWatchListSemanticsUnSupported is asked by the informer.
-	IsWatchListSemanticsUnSupported() bool
-}
 
 // Found are the slices of this driver that are published for one node.
 type Found struct {
@@ -54,9 +44,9 @@ func (f *Found) add(s *resourceapi.ResourceSlice) {
 // Publisher reads and writes the slices of this driver.
 type Publisher struct {
 	client   resourceclient.ResourceSliceInterface
+	api      *draclient.Client
 	versions discovery.ServerVersionInterfaceWithContext
 	informer cache.SharedIndexInformer
-	api      func() string
 	watches  chan struct{}
 
 	// Release, which may be empty, becomes the ReleaseAnnotation of slices that are written.
@@ -64,10 +54,10 @@ type Publisher struct {
 }
 
 // New returns a publisher whose Informer isn't running yet.
-func New(client SliceClient, versions discovery.ServerVersionInterface) (*Publisher, error) {
+func New(client *draclient.Client, versions discovery.ServerVersionInterface) (*Publisher, error) {
 	p := &Publisher{
 		client: client.ResourceSlices(), versions: discovery.ToServerVersionInterfaceWithContext(versions),
-		api: client.CurrentAPI, watches: make(chan struct{}, 1),
+		api: client, watches: make(chan struct{}, 1),
 	}
 	trimSlice := func(obj any) (any, error) {
 		if s, ok := obj.(*resourceapi.ResourceSlice); ok {

@@ -10,19 +10,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
-	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	clienttesting "k8s.io/client-go/testing"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
-
-// fakeClient is a server in memory.
-type fakeClient struct {
-	resourceclient.ResourceSlicesGetter
-}
-
-func (fakeClient) IsWatchListSemanticsUnSupported() bool { return true }
-func (fakeClient) CurrentAPI() string                    { return "V1" }
 
 // A write that reports success although the server stored something else would
 // be written again at once, and again.
@@ -45,7 +37,7 @@ func TestWriteTellsWhatTheServerChanged(t *testing.T) {
 				change(s)
 				return true, s, nil
 			})
-			p, err := New(fakeClient{server.ResourceV1()}, server.Discovery())
+			p, err := New(draclient.New(server), server.Discovery())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -72,7 +64,7 @@ func TestPoolWithoutReleaseIsWhole(t *testing.T) {
 	}
 	server.PrependReactor("create", "resourceslices", drop)
 	server.PrependReactor("update", "resourceslices", drop)
-	p, err := New(fakeClient{server.ResourceV1()}, server.Discovery())
+	p, err := New(draclient.New(server), server.Discovery())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +91,7 @@ func TestWriteOfAnotherRelease(t *testing.T) {
 	server := fake.NewClientset()
 	want := Pool(owner("n"), cuttable(33), SplitCounters)
 	for i, release := range []string{"", "first", "second", "second"} {
-		p, err := New(fakeClient{server.ResourceV1()}, server.Discovery())
+		p, err := New(draclient.New(server), server.Discovery())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +120,7 @@ func TestWriteOfAnotherRelease(t *testing.T) {
 // are published, and takes no part of a name for one.
 func TestOffers(t *testing.T) {
 	pool := Pool(owner("n"), gpus(3), SplitCounters)
-	p, err := New(fakeClient{fake.NewClientset().ResourceV1()}, nil)
+	p, err := New(draclient.New(fake.NewClientset()), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +159,7 @@ func TestWriteOverUnseenSlices(t *testing.T) {
 		for name, want := range pools {
 			t.Run(name+" over "+have, func(t *testing.T) {
 				server := fake.NewClientset()
-				p, err := New(fakeClient{server.ResourceV1()}, server.Discovery())
+				p, err := New(draclient.New(server), server.Discovery())
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -65,7 +65,7 @@ func (p *Publisher) Probe(ctx context.Context) (Abilities, error) {
 	} else if err != nil {
 		return Abilities{}, fmt.Errorf("find out what the API server stores: %w", err)
 	}
-	able.API = p.api()
+	able.API = p.api.CurrentAPI()
 	return able, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	clientgotesting "k8s.io/client-go/testing"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 )
 
 func TestFindAPIVersion(t *testing.T) {
@@ -150,7 +151,7 @@ func TestProbe(t *testing.T) {
 				return false, nil, nil
 			})
 			server.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: tc.version}
-			p, err := New(fakeClient{server.ResourceV1()}, server.Discovery())
+			p, err := New(draclient.New(server), server.Discovery())
 			if err != nil {
 				t.Fatal(err)
 			}
