@@ -185,16 +185,7 @@ func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Container
 		return err
 	}
 	known.Found(gpu.Node{Name: "node-0", GPUs: gpus})
-	minor := func(uuid gpu.UUID) error {
-		now, err := c.hw.GPUs()
-		for _, g := range now {
-			if g.UUID == uuid {
-				err = specs.SetMinor(uuid, g.Minor)
-			}
-		}
-		return err
-	}
-	p.partitions = partition.New(partition.Config{Journal: p.journal, BootID: c.bootID(), ModeSwitched: minor})
+	p.partitions = partition.New(partition.Config{Journal: p.journal, Specs: specs, BootID: c.bootID()})
 	prepared, err := specs.Claims()
 	if err != nil {
 		return err

@@ -100,9 +100,8 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	}
 	t.Cleanup(func() { j.Close() })
 	d.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: host})
-	minors := driver.NewMinors(d.specs)
 	parts := &hardwareParts{
-		journal: j, partitions: partition.New(partition.Config{Journal: j, BootID: "boot", ModeSwitched: minors.ModeSwitched}),
+		journal: j, partitions: partition.New(partition.Config{Journal: j, Specs: d.specs, BootID: "boot"}),
 		sharing: sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
 	}
 	marks := startContainers(t)
@@ -117,7 +116,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	d.hardwareParts = parts
 	all := parts.parts()
 	all.Health, all.Readings = d.health, usage.NewReadings(func() []gpu.GPU { return nil }, false, nil)
-	follower := driver.New(driver.Config{Parts: *all, BootID: "boot", Opener: driver.NewOpener(host, ""), Minors: minors, Facts: d.facts})
+	follower := driver.New(driver.Config{Parts: *all, BootID: "boot", Opener: driver.NewOpener(host, ""), Specs: d.specs, Facts: d.facts})
 	d.follower = follower
 	running, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup

@@ -159,14 +159,7 @@ func (p *process) wire() error {
 	}
 	known.Found(gpu.Node{Name: "node-0", GPUs: gpus})
 	known.SawNode(true, "")
-	minor := func(uuid gpu.UUID) error {
-		n, err := session.Minor(uuid)
-		if err != nil {
-			return err
-		}
-		return p.specs.SetMinor(uuid, n)
-	}
-	p.partitions = partition.New(partition.Config{Journal: p.journal, BootID: p.bootID, ModeSwitched: minor, Step: p.step})
+	p.partitions = partition.New(partition.Config{Journal: p.journal, Specs: p.specs, BootID: p.bootID, Step: p.step})
 	prepared, err := p.specs.Claims()
 	if err != nil {
 		return err

@@ -99,10 +99,9 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	p.warnings = newWarnings(p.client, cfg.NodeName)
 	p.statuses = claimstatus.New(p.client, gpu.DriverName, cfg.NodeName)
 	p.facts = facts.New(cfg.NodeName)
-	minors := driver.NewMinors(p.specs)
 	p.partitions = partition.New(partition.Config{
-		Journal: p.journal, BootID: bootID, Registerer: p.metrics,
-		ConditionsChanged: p.facts.Reread, ModeSwitched: minors.ModeSwitched, Step: failpoint.Step(),
+		Journal: p.journal, Specs: p.specs, BootID: bootID, Registerer: p.metrics,
+		ConditionsChanged: p.facts.Reread, Step: failpoint.Step(),
 	})
 	daemons, err := mps.Dial(cfg.MPSSocket)
 	if err != nil {
@@ -143,7 +142,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 			NodeName: cfg.NodeName, Journal: p.journal, Partitions: p.partitions, Sharing: p.sharing, Preparer: p.preparer,
 			Health: p.health, Readings: p.readings,
 		},
-		BootID: bootID, Opener: p.tenure.opener, Minors: minors, Facts: p.facts, Step: failpoint.Step(), Registerer: p.metrics,
+		BootID: bootID, Opener: p.tenure.opener, Specs: p.specs, Facts: p.facts, Step: failpoint.Step(), Registerer: p.metrics,
 	})
 	devices := deviceHealth{pool: cfg.NodeName, journal: p.journal, facts: p.facts, outdated: p.facts.Outdated}
 	p.kubelet = kubelet.New(kubelet.Config{

@@ -62,27 +62,36 @@ func (s *Specs) SetDriver(d *Driver) error {
 	return s.compute(d)
 }
 
-// UpdateDriver is like SetDriver, but reads the host again only if the driver
-// or its GPUs differ from those that were set: computed edits don't depend on a
-// GPU's MIG mode or instances.
-func (s *Specs) UpdateDriver(d *Driver) error {
+// UpdateDriver is like SetDriver for a driver that was read after MinorsSet has returned
+// since. If SetMinor was called in the meantime, it does nothing and returns false: device
+// nodes may have other numbers than those that were read. Unless hostToo, it reads the host
+// again only if the driver or its GPUs differ from those that were set: computed edits don't
+// depend on a GPU's MIG mode or instances.
+func (s *Specs) UpdateDriver(d *Driver, since int64, hostToo bool) (current bool, err error) {
 	s.computing.Lock()
 	defer s.computing.Unlock()
-	if before, edits := s.get(); before != nil && edits != nil && sameEdits(before, d) {
-		s.set(d, edits)
-		return nil
+	if s.minorsSet.Load() != since {
+		return false, nil
 	}
-	return s.compute(d)
+	if before, edits := s.get(); !hostToo && before != nil && edits != nil && sameEdits(before, d) {
+		s.set(d, edits)
+		return true, nil
+	}
+	return true, s.compute(d)
 }
 
-// SetMinor sets the number of a GPU's device node, which a switch of the MIG
-// mode may change.
+// MinorsSet returns how often SetMinor was called.
+func (s *Specs) MinorsSet() int64 { return s.minorsSet.Load() }
+
+// SetMinor sets the number of a GPU's device node, which a switch of the MIG mode may have
+// changed. It is called after the switch, before a claim gets the GPU or a part of it.
 func (s *Specs) SetMinor(uuid gpu.UUID, minor int) error {
 	s.computing.Lock()
 	defer s.computing.Unlock()
+	s.minorsSet.Add(1)
 	before, _ := s.get()
 	if before == nil {
-		return ErrNoDriver
+		return nil // a driver that was read before isn't set any more
 	}
 	i := slices.IndexFunc(before.GPUs, func(g gpu.GPU) bool { return g.UUID == uuid })
 	if i < 0 || before.GPUs[i].Minor == minor {

@@ -176,7 +176,7 @@ func TestPartitionErrors(t *testing.T) {
 
 func TestUpdateDriverComputesOnlyWhatChanged(t *testing.T) {
 	s, driver, dir := setUp(t)
-	if err := s.UpdateDriver(driver); err != nil {
+	if _, err := s.UpdateDriver(driver, 0, false); err != nil {
 		t.Fatal(err)
 	}
 	common := filepath.Join(dir, "k8s.gpu.nvidia.com-driver.json")
@@ -188,7 +188,7 @@ func TestUpdateDriverComputesOnlyWhatChanged(t *testing.T) {
 	mig := *again.GPUs[0].MIG
 	mig.Enabled = true
 	again.GPUs[0].MIG = &mig
-	if err := s.UpdateDriver(&again); err != nil {
+	if _, err := s.UpdateDriver(&again, 0, false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(common); err == nil {
@@ -196,7 +196,7 @@ func TestUpdateDriverComputesOnlyWhatChanged(t *testing.T) {
 	}
 	fewer := again
 	fewer.GPUs = again.GPUs[1:]
-	if err := s.UpdateDriver(&fewer); err != nil {
+	if _, err := s.UpdateDriver(&fewer, 0, false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(common); err != nil {
@@ -205,7 +205,7 @@ func TestUpdateDriverComputesOnlyWhatChanged(t *testing.T) {
 	if err := s.SetDriver(nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.UpdateDriver(driver); err != nil {
+	if _, err := s.UpdateDriver(driver, 0, false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Write("claim-1", devices(t, driver, 0)); err != nil {

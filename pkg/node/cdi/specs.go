@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -66,6 +67,8 @@ type Specs struct {
 	// computing is held while edits are computed and set, so that it is done only
 	// once if several goroutines find them stale.
 	computing sync.Mutex
+	// minorsSet is how often SetMinor was called. It grows while computing is held.
+	minorsSet atomic.Int64
 
 	mu     sync.Mutex
 	driver *Driver   // nil: none

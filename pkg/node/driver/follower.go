@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
@@ -35,8 +36,8 @@ type Config struct {
 	BootID string
 	// Opener finds and opens the driver. Followers that run one after the other share it.
 	Opener *Opener
-	// Minors sets the driver of the CDI specifications.
-	Minors *Minors
+	// Specs are told of the driver as it was read.
+	Specs *cdi.Specs
 	// Facts are set after each reading, without the partitions that are created for
 	// claims.
 	Facts *facts.Facts
@@ -155,8 +156,7 @@ func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 	}
 	defer func() { err = f.close(ctx, session, err) }()
 	f.seen.pass(session)
-	f.cfg.Minors.use(session)
-	defer f.cfg.Minors.drop()
+	defer func() { _ = f.cfg.Specs.SetDriver(nil) }() // nil never fails
 	node, err := f.read(ctx, root, session, true)
 	if err != nil {
 		return err

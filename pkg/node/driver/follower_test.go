@@ -39,8 +39,7 @@ func TestMain(m *testing.M) {
 type fixture struct {
 	Config
 	*Follower
-	specs *cdi.Specs
-	dir   string // of the journal
+	dir string // of the journal
 	// metrics of the parts.
 	metrics *prometheus.Registry
 	stop    func()
@@ -57,10 +56,10 @@ func newFixture(t *testing.T) *fixture {
 	f := &fixture{dir: dir, metrics: prometheus.NewRegistry()}
 	host, known := driverroot.NewHost(installed.Host), facts.New("node-0")
 	f.Config = Config{BootID: "boot", Opener: NewOpener(host, ""), Facts: known}
-	f.specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host})
+	f.Specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host})
 	daemons := nodetest.NewDaemons(host.Path("/"), filepath.Join("/run/mps", t.Name(), "d"))
 	f.Parts = Parts{
-		NodeName: "node-0", Journal: j, Partitions: partition.New(partition.Config{Journal: j, BootID: "boot"}),
+		NodeName: "node-0", Journal: j, Partitions: partition.New(partition.Config{Journal: j, Specs: f.Specs, BootID: "boot"}),
 		Sharing:  sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: daemons, Remains: daemons.Remains}),
 		Health:   healthmonitor.New(healthmonitor.Config{NodeName: "node-0", BootID: "boot", Journal: j, Facts: known, Registerer: f.metrics}),
 		Readings: usage.NewReadings(func() []gpu.GPU { return nil }, false, nil),
@@ -70,7 +69,7 @@ func newFixture(t *testing.T) *fixture {
 		t.Fatal(err)
 	}
 	f.Preparer = prepare.New(prepare.Config{
-		Journal: j, CDI: f.specs, Containers: marks, Inventory: known, Partitions: f.Partitions, Sharing: f.Sharing,
+		Journal: j, CDI: f.Specs, Containers: marks, Inventory: known, Partitions: f.Partitions, Sharing: f.Sharing,
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
 	return f
@@ -90,7 +89,6 @@ func (f *fixture) find(t *testing.T) error {
 
 // build makes the Follower.
 func (f *fixture) build() {
-	f.Minors = NewMinors(f.specs)
 	f.Follower = New(f.Config)
 }
 
@@ -171,12 +169,12 @@ func TestDriverComesAndGoes(t *testing.T) {
 	if g.PCIeRoot != installed.Machine.GPUs[0].PCIeRoot || g.NUMANode == nil || *g.NUMANode != installed.Machine.GPUs[0].NUMANode {
 		t.Errorf("GPU is at %q, NUMA node %v; want what sysfs says, %+v", g.PCIeRoot, g.NUMANode, installed.Machine.GPUs[0])
 	}
-	if _, err := f.specs.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{name: {Device: device}}); err != nil {
+	if _, err := f.Specs.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{name: {Device: device}}); err != nil {
 		t.Errorf("prepare: %v", err)
 	}
 	back = moveAside(t, installed.Root)
 	eventually(t, f, "the driver's loss", func() bool { return f.Facts.Trouble() != nil })
-	if _, err := f.specs.Write("claim-2", map[gpu.DeviceName]gpu.Prepared{name: {Device: device}}); err == nil {
+	if _, err := f.Specs.Write("claim-2", map[gpu.DeviceName]gpu.Prepared{name: {Device: device}}); err == nil {
 		t.Error("a claim was prepared without a driver")
 	}
 	back()
@@ -247,7 +245,7 @@ func TestModuleIsNotLoaded(t *testing.T) {
 func TestCDITroubleIsNoMissingDriver(t *testing.T) {
 	f := newFixture(t)
 	dir := filepath.Join(t.TempDir(), "cdi")
-	f.specs = cdi.New(cdi.Config{Dir: dir, HookPath: "/hook", Host: f.Opener.host})
+	f.Specs = cdi.New(cdi.Config{Dir: dir, HookPath: "/hook", Host: f.Opener.host})
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // not a directory
 		t.Fatal(err)
 	}
@@ -326,7 +324,7 @@ func TestWipedCDIDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, f, "the claim's spec", func() bool {
-		specs, err := f.specs.Claims()
+		specs, err := f.Specs.Claims()
 		return err == nil && slices.Equal(specs, []string{"claim-1"})
 	})
 }

@@ -74,15 +74,15 @@ func (f *Follower) read(ctx context.Context, root driverroot.Root, session *nvml
 	}
 	for {
 		began := time.Now()
-		switches := f.cfg.Minors.switches()
+		minorsSet := f.cfg.Specs.MinorsSet()
 		r, reported, err := f.readNode(root, session)
 		if err != nil {
 			return gpu.Node{}, fmt.Errorf("read the GPUs of node %s: %w", f.cfg.NodeName, err)
 		}
-		current, err := f.cfg.Minors.setDriver(&cdi.Driver{
+		current, err := f.cfg.Specs.UpdateDriver(&cdi.Driver{
 			Version: r.Node.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot,
 			LibraryDirs: root.LibraryDirs, ProgramDirs: programDirs, GPUs: r.Node.GPUs, Session: session,
-		}, switches, hostToo)
+		}, minorsSet, hostToo)
 		if !current {
 			continue // the reading is out of date
 		}

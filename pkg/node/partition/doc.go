@@ -15,7 +15,6 @@
 // those that a crash left incomplete are completed or destroyed. There is one lock per
 // GPU, held during an operation; GPUs don't wait for each other.
 //
-// The package knows nothing of Kubernetes objects or CDI. pkg/node/prepare calls it
-// through an interface of its own. pkg/node, which wires the plugin, and
-// pkg/node/driver, which hides its partitions from the report, import it.
+// The package knows nothing of Kubernetes objects. Of pkg/node/cdi it knows that a GPU's
+// device node may have another number after a switch of the MIG mode.
 package partition

@@ -37,8 +37,8 @@ func (m *Manager) Ensure(ctx context.Context, p gpu.Partition) (_ gpu.Instance, 
 	if i, ok := v.at(p); ok && i.UUID != "" {
 		return i, v.save()
 	}
-	if err := v.readable(); err != nil {
-		return gpu.Instance{}, err
+	if v.unreadable != "" {
+		return gpu.Instance{}, errors.New(v.unreadable)
 	}
 	if err := v.mayCreate(p); err != nil {
 		return gpu.Instance{}, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
@@ -35,11 +36,16 @@ type Hardware interface {
 	DestroyInstance(uuid gpu.UUID, want gpu.Instance) error
 	// SetMIGMode switches the mode, at once or not at all. Idempotent.
 	SetMIGMode(uuid gpu.UUID, on bool) error
+	// Minor reads the number of the GPU's device node, which SetMIGMode may change.
+	Minor(uuid gpu.UUID) (int, error)
 }
 
 // Config has the parts and settings of a Manager.
 type Config struct {
 	Journal *journal.Journal
+	// Specs are told the number of a GPU's device node after its MIG mode was switched, or
+	// may have been, before the GPU or a part of it is given to a claim.
+	Specs *cdi.Specs
 	// BootID of the running kernel. The partitions in records of other boots are
 	// gone.
 	BootID string
@@ -48,10 +54,6 @@ type Config struct {
 	// ConditionsChanged, which may be nil, is called after what Conditions
 	// returns has changed. It must not block.
 	ConditionsChanged func()
-	// ModeSwitched, which may be nil, is called after a GPU's MIG mode was switched,
-	// or may have been, before the GPU or a part of it is given to a claim: its facts
-	// may be others now. After an error it is called again.
-	ModeSwitched func(gpu.UUID) error
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
 	Step func(step string)
@@ -82,7 +84,7 @@ type onGPU struct {
 	// empty says since when the GPU, whose mode we switched, has none of ours; zero: it has,
 	// or that isn't known.
 	empty time.Time
-	// unread: its MIG mode may have been switched since ModeSwitched succeeded for it.
+	// unread: its MIG mode may have been switched since Config.Specs were told its number.
 	unread bool
 }
 
@@ -93,9 +95,6 @@ func New(c Config) *Manager {
 	}
 	if c.ConditionsChanged == nil {
 		c.ConditionsChanged = func() {}
-	}
-	if c.ModeSwitched == nil {
-		c.ModeSwitched = func(gpu.UUID) error { return nil }
 	}
 	return &Manager{
 		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), metrics: newMetrics(c.Registerer, c.Journal),
@@ -139,6 +138,16 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 		conditions[u.GPU] = []gpu.Condition{{Type: gpu.StateUnreadable, Message: unreadable(u)}}
 	}
 	return conditions
+}
+
+// unreadable says why the GPU's record can't be read, "" if it can.
+func (m *Manager) unreadable(uuid gpu.UUID) string {
+	for _, u := range m.cfg.Journal.UnreadableGPUs() {
+		if u.GPU == uuid {
+			return unreadable(u)
+		}
+	}
+	return ""
 }
 
 // Made returns the partitions that Tessera has created on the GPU in this boot, or is

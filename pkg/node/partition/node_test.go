@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
@@ -28,8 +29,6 @@ type node struct {
 	hw      *hardware
 	journal *journal.Journal
 	dir     string
-
-	modeSwitched func(gpu.UUID) error
 }
 
 func newNode(t testing.TB, hw *hardware) *node {
@@ -43,10 +42,9 @@ func start(t testing.TB, hw *hardware, dir, boot string, step func(string)) *nod
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	n := &node{hw: hw, journal: j, dir: dir, modeSwitched: func(gpu.UUID) error { return nil }}
+	n := &node{hw: hw, journal: j, dir: dir}
 	n.Manager = partition.New(partition.Config{
-		Journal: j, BootID: boot, Step: step, Registerer: prometheus.NewRegistry(),
-		ModeSwitched: func(uuid gpu.UUID) error { return n.modeSwitched(uuid) },
+		Journal: j, Specs: cdi.New(cdi.Config{}), BootID: boot, Step: step, Registerer: prometheus.NewRegistry(),
 	})
 	n.SetHardware(hw)
 	return n

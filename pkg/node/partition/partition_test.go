@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -51,7 +52,7 @@ func TestMetrics(t *testing.T) {
 	}
 	t.Cleanup(func() { j.Close() })
 	registry := prometheus.NewRegistry()
-	n := &node{hw: hw, journal: j, Manager: partition.New(partition.Config{Journal: j, BootID: "boot-1", Registerer: registry})}
+	n := &node{hw: hw, journal: j, Manager: partition.New(partition.Config{Journal: j, Specs: cdi.New(cdi.Config{}), BootID: "boot-1", Registerer: registry})}
 	n.SetHardware(hw)
 	n.prepare(t, part(gpu0, "1g.18gb", 0))
 	n.prepare(t, part(gpu0, "1g.18gb", 1))

@@ -49,13 +49,16 @@ func TestFactsStayWhileTheModeIsOurs(t *testing.T) {
 	}
 }
 
-// TestModeSwitchedIsTold checks that ModeSwitched is called before a partition is
-// created, and that none is created as long as ModeSwitched fails.
+// TestModeSwitchedIsTold checks that the number of the GPU's device node is read before a
+// partition is created, and that none is created as long as it can't be read.
 func TestModeSwitchedIsTold(t *testing.T) {
 	n := newNode(t, newHardware())
 	var told []string
 	var fails error
-	n.modeSwitched = func(uuid gpu.UUID) error {
+	n.hw.fault = func(call string, uuid gpu.UUID) error {
+		if call != "minor" {
+			return nil
+		}
 		told = append(told, fmt.Sprintf("%s enabled=%t instances=%d", uuid, n.hw.now(uuid).Enabled, len(n.hw.now(uuid).Instances)))
 		return fails
 	}

@@ -137,8 +137,8 @@ func (m *Manager) tidyNow(ctx context.Context, op string, uuid gpu.UUID, l limit
 	if err := v.look(); err != nil {
 		return err
 	}
-	if err := v.readable(); err != nil {
-		return err
+	if v.unreadable != "" {
+		return errors.New(v.unreadable)
 	}
 	var keepWarm time.Duration
 	if l.warm {

@@ -32,6 +32,8 @@ type visit struct {
 	others []gpu.Instance
 	// switched: MIG mode is on because we switched it, or are about to.
 	switched bool
+	// unreadable says why the GPU's record can't be read, "" if it can.
+	unreadable string
 }
 
 // own is a partition in the GPU's record that is there.
@@ -127,22 +129,28 @@ func (v *visit) look() error {
 		v.mig = mig
 		v.sortOut(r)
 	}
-	if v.isClean() && v.unreadable() != "" {
-		if err := v.m.cfg.Journal.DeleteGPU(v.uuid); err != nil {
-			return err
-		}
-		v.m.cfg.ConditionsChanged()
+	if v.unreadable = v.m.unreadable(v.uuid); v.unreadable == "" || !v.isClean() {
+		return nil
 	}
+	if err := v.m.cfg.Journal.DeleteGPU(v.uuid); err != nil {
+		return err
+	}
+	v.unreadable = ""
+	v.m.cfg.ConditionsChanged()
 	return nil
 }
 
-// readSwitched reads the facts that a switch of the MIG mode has changed, if that is still to
-// be done. The GPU, or a part of it, is given to no claim before.
+// readSwitched reads the number of the device node, which a switch of the MIG mode may have
+// changed, if that is still to be done. The GPU, or a part of it, is given to no claim before.
 func (v *visit) readSwitched() error {
 	if !v.unread {
 		return nil
 	}
-	if err := v.m.cfg.ModeSwitched(v.uuid); err != nil {
+	minor, err := v.hw.Minor(v.uuid)
+	if err == nil {
+		err = v.m.cfg.Specs.SetMinor(v.uuid, minor)
+	}
+	if err != nil {
 		return fmt.Errorf("read what switching the MIG mode has changed: %w", err)
 	}
 	v.unread = false
@@ -194,7 +202,7 @@ func (v *visit) save() error {
 	want := v.record()
 	have, ok := v.m.cfg.Journal.GPU(v.uuid)
 	switch {
-	case v.unreadable() != "" || ok && equal(have, want):
+	case v.unreadable != "" || ok && equal(have, want):
 		return nil
 	case len(want.Partitions) == 0 && !want.ModeSwitched:
 		return v.m.cfg.Journal.DeleteGPU(v.uuid)
@@ -228,24 +236,6 @@ func equal(a, b holding.GPURecord) bool {
 		return a.Partition == b.Partition && (a.Made == nil) == (b.Made == nil) && (a.Made == nil || *a.Made == *b.Made)
 	}
 	return a.BootID == b.BootID && a.ModeSwitched == b.ModeSwitched && slices.EqualFunc(a.Partitions, b.Partitions, same)
-}
-
-// readable is an error where the GPU's record can't be read.
-func (v *visit) readable() error {
-	if what := v.unreadable(); what != "" {
-		return errors.New(what)
-	}
-	return nil
-}
-
-// unreadable says why the GPU's record can't be read, "" where it can.
-func (v *visit) unreadable() string {
-	for _, u := range v.m.cfg.Journal.UnreadableGPUs() {
-		if u.GPU == v.uuid {
-			return unreadable(u)
-		}
-	}
-	return ""
 }
 
 // findOwn finds the partition among ours.

@@ -33,8 +33,8 @@ func (m *Manager) ClearMIG(ctx context.Context, uuid gpu.UUID) (err error) {
 	case !v.mig.Enabled:
 		return v.save()
 	}
-	if err := v.readable(); err != nil {
-		return err
+	if v.unreadable != "" {
+		return errors.New(v.unreadable)
 	}
 	if err := v.mayBeWhole(); err != nil {
 		return err
