@@ -111,10 +111,11 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	if err != nil {
 		klog.Background().Error(err, "Claims count as prepared only once they have been restored", "node", cfg.NodeName)
 	}
+	faultsChanged := make(chan struct{}, 1)
 	p.sharing = sharing.New(sharing.Config{
 		Journal: p.journal, Daemons: daemons, BootID: bootID, Prepared: prepared, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
 		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: p.facts.RereadGPUs,
-		DaemonFaultsChanged: func() { p.health.SawEvent("") },
+		DaemonFaultsChanged: func() { wake(faultsChanged) },
 		Warn:                p.warnings.warnHolder, Step: failpoint.Step(),
 	})
 	p.reporter, err = report.New(report.Config{
@@ -134,7 +135,8 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	})
 	p.health = healthmonitor.New(healthmonitor.Config{
 		NodeName: cfg.NodeName, BootID: bootID, Client: p.client, Journal: p.journal, Facts: p.facts, Containers: p.containers,
-		Preparer: p.preparer, Sharing: p.sharing, DaemonFaults: p.sharing.DaemonFaults, Events: p.warnings, Registerer: p.metrics,
+		Preparer: p.preparer, Sharing: p.sharing, DaemonFaults: p.sharing.DaemonFaults, DaemonFaultsChanged: faultsChanged,
+		Events: p.warnings, Registerer: p.metrics,
 	})
 	p.readings = p.newReadings(host)
 	p.driver = driver.New(driver.Config{
@@ -151,6 +153,14 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
 	})
 	return p.registerUsage(host)
+}
+
+// wake sends a signal that waits until it is received, unless one waits already.
+func wake(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // openState installs the hook, and opens the node's stored state of its claims: the journal,

@@ -164,6 +164,9 @@ func (n *hollowNode) Vitals(gpu.UUID) (gpu.Vitals, error) {
 	return gpu.Vitals{Recovery: gpu.RecoveryReset}, nil
 }
 
+// Probe returns the GPUs that don't respond: none.
+func (*hollowNode) Probe() []string { return nil }
+
 // failTogether breaks all GPUs of the nodes, with an XID each, and returns when all have
 // been read since.
 func failTogether(ctx context.Context, nodes []*hollowNode) error {

@@ -58,66 +58,44 @@ func TestFailuresAreRetriedSeldom(t *testing.T) {
 	}
 }
 
-// TestSignalsOfFailuresAreRare: a wait for events that fails at once each time, and GPUs that
-// don't answer, lead to a few readings a minute.
+// TestSignalsOfFailuresAreRare: a wait for events that fails at once each time leads to a few
+// readings a minute.
 func TestSignalsOfFailuresAreRare(t *testing.T) {
-	for name, test := range map[string]struct {
-		watch  func(*Follower, context.Context, *nvml.Session) <-chan struct{}
-		silent bool
-		most   []int // in each minute
-	}{
-		"events":  {(*Follower).watchEvents, false, []int{6, 2, 2}},
-		"silence": {(*Follower).watchSilence, true, []int{2, 0, 0}}, // one for each GPU at most
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := simulated(t, nil).Machine
-				failures, gpus := failAlways(t, m, "EventSetWait"), nvmltest.NewSilence()
-				if test.silent {
-					failures = gpus.Probes
+	synctest.Test(t, func(t *testing.T) {
+		m := simulated(t, nil).Machine
+		failures := failAlways(t, m, "EventSetWait")
+		session, err := nvml.NewOpener().Init(nvmltest.Library(m), "simulated")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := session.List(); err != nil {
+			t.Fatal(err)
+		}
+		f := newFixture(t)
+		f.build()
+		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(2)))
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+		ended := f.watchEvents(ctx, session)
+		before, logged := failures(), 0
+		for minute, most := range []int{6, 2, 2} {
+			readings := 0
+			for over := time.Now().Add(time.Minute); time.Now().Before(over); {
+				if f.Facts.AwaitRequest(ctx, time.Until(over)) {
+					readings++
 				}
-				session, err := nvml.NewOpener().Init(gpus.Library(m), "simulated")
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := session.List(); err != nil {
-					t.Fatal(err)
-				}
-				if test.silent {
-					gpus.Begin()
-				}
-				f := newFixture(t)
-				f.build()
-				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(2)))
-				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
-				ended := test.watch(f.Follower, ctx, session)
-				before, logged := failures(), 0
-				for minute, most := range test.most {
-					readings := 0
-					for over := time.Now().Add(time.Minute); time.Now().Before(over); {
-						if !f.Facts.AwaitRequest(ctx, time.Until(over)) {
-							continue
-						}
-						readings++
-						if _, err := session.List(); err != nil {
-							t.Error(err)
-						}
-					}
-					attempts := failures() - before
-					lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) - logged
-					if attempts > most || readings > most || lines > most || minute == 0 && (attempts == 0 || readings == 0 || lines == 0) {
-						t.Errorf("minute %d: %d failures, %d readings and %d log lines, want at most %d", minute, attempts, readings, lines, most)
-					}
-					before, logged = before+attempts, logged+lines
-				}
-				gpus.End()
-				cancel()
-				<-ended
-				synctest.Wait()
-				if err := session.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-		})
-	}
+			}
+			attempts := failures() - before
+			lines := len(logger.GetSink().(ktesting.Underlier).GetBuffer().Data()) - logged
+			if attempts > most || readings > most || lines > most || minute == 0 && (attempts == 0 || readings == 0 || lines == 0) {
+				t.Errorf("minute %d: %d failures, %d readings and %d log lines, want at most %d", minute, attempts, readings, lines, most)
+			}
+			before, logged = before+attempts, logged+lines
+		}
+		cancel()
+		<-ended
+		synctest.Wait()
+		if err := session.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,15 +16,12 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// probeEvery is the pause between two looks for GPUs that don't respond.
-const probeEvery = 5 * time.Second
-
 // watch requests readings when GPUs, or their device nodes, may have changed. The
 // function that is returned ends that, and returns when the session isn't used any
 // more.
 func (f *Follower) watch(ctx context.Context, root driverroot.Root, session *nvml.Session) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	ended := []<-chan struct{}{f.watchSilence(ctx, session), f.watchEvents(ctx, session), f.watchNodes(ctx, root)}
+	ended := []<-chan struct{}{f.watchEvents(ctx, session), f.watchNodes(ctx, root)}
 	return func() {
 		cancel()
 		for _, done := range ended {
@@ -106,33 +102,6 @@ func (l *listening) stop(ctx context.Context) {
 	case <-done:
 	case <-ctx.Done():
 	}
-}
-
-// watchSilence wakes the loop when a GPU stops responding, and when it responds
-// again.
-func (f *Follower) watchSilence(ctx context.Context, session *nvml.Session) <-chan struct{} {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		var before []string
-		for {
-			select {
-			case <-time.After(probeEvery):
-			case <-ctx.Done():
-				return
-			}
-			began := time.Now()
-			silent := session.Probe()
-			f.cfg.Facts.Looked(began, silent)
-			if slices.Equal(silent, before) {
-				continue
-			}
-			klog.FromContext(ctx).Info("The set of GPUs that don't respond has changed", "node", f.cfg.NodeName, "gpus", silent, "before", before)
-			before = silent
-			f.cfg.Facts.RereadGPUs()
-		}
-	}()
-	return done
 }
 
 // watchNodes wakes when device nodes appear and disappear.

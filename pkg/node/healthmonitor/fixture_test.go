@@ -219,6 +219,19 @@ func (n *node) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
 	return gpu.Vitals{Recovery: n.recovery[uuid]}, n.err[uuid]
 }
 
+// Probe returns the GPUs that don't respond.
+func (n *node) Probe() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var silent []string
+	for uuid, hangs := range n.hangs {
+		if hangs {
+			silent = append(silent, string(uuid))
+		}
+	}
+	return silent
+}
+
 func (n *node) OnPod(p healthmonitor.Pod, reason, message string) {
 	n.OnNode("", p.Name+" "+reason, message)
 }

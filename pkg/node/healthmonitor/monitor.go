@@ -26,12 +26,17 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
+// Session is the door to the hardware (*nvml.Session).
+type Session interface {
+	// Vitals reads the state of a GPU's health.
+	Vitals(uuid gpu.UUID) (gpu.Vitals, error)
+	// Probe asks every GPU for an answer, and returns those that give none.
+	Probe() []string
+}
+
 // Hardware is a driver that works.
 type Hardware struct {
-	// Session reads GPUs (*nvml.Session).
-	Session interface {
-		Vitals(uuid gpu.UUID) (gpu.Vitals, error)
-	}
+	Session Session
 	// Sys is the path of the host's /sys, and KernelLog that of the kernel log (/dev/kmsg), as
 	// this process sees them.
 	Sys, KernelLog string
@@ -54,6 +59,8 @@ type Config struct {
 	// DaemonFaults returns the faults of the GPU's MPS daemons, and whether the daemons
 	// are known.
 	DaemonFaults func(gpu.UUID) ([]health.DaemonFault, bool)
+	// DaemonFaultsChanged has something after a fault has begun or ended; nil: that isn't known.
+	DaemonFaultsChanged <-chan struct{}
 	Events       Events
 	Registerer   prometheus.Registerer
 }
@@ -180,6 +187,7 @@ func (m *Monitor) Run(ctx context.Context) {
 	all.Go(func() { m.followLog(ctx) })
 	all.Go(func() { m.reportNotices(ctx) })
 	all.Go(func() { m.handleEndings(ctx) })
+	all.Go(func() { m.watchSilence(ctx) })
 	started := map[gpu.UUID]bool{}
 	var before []gpu.UUID // that were silent
 	for ctx.Err() == nil {
@@ -197,6 +205,8 @@ func (m *Monitor) Run(ctx context.Context) {
 		before = silent
 		select {
 		case <-changed:
+		case <-m.cfg.DaemonFaultsChanged:
+			m.SawEvent("")
 		case <-ctx.Done():
 		}
 	}
