@@ -61,8 +61,8 @@ type Config struct {
 	DaemonFaults func(gpu.UUID) ([]health.DaemonFault, bool)
 	// DaemonFaultsChanged has something after a fault has begun or ended; nil: that isn't known.
 	DaemonFaultsChanged <-chan struct{}
-	Events       Events
-	Registerer   prometheus.Registerer
+	Events              Events
+	Registerer          prometheus.Registerer
 }
 
 // Monitor watches the GPUs' health. Its methods may be called concurrently; none but
