@@ -174,7 +174,7 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	partitions := partition.New(partition.Config{Journal: j, Specs: specs, BootID: bootID})
 	partitions.SetHardware(session)
 	daemons := nodetest.NewDaemons(host.Path("/"), "/run/mps/d")
-	shares := sharing.New(sharing.Config{Journal: j, BootID: bootID, Daemons: daemons, Remains: daemons.Remains, ExclusiveProcess: true})
+	shares := sharing.New(sharing.Config{Journal: j, BootID: bootID, Daemons: daemons, ExclusiveProcess: true})
 	shares.SetHardware(session, nil)
 	names, err := gpu.NewNames(there.GPUs)
 	if err != nil {
@@ -182,6 +182,7 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	}
 	first, _ := names.Name(gpu.Whole{GPU: there.GPUs[0].UUID})
 	ctx, cancel := context.WithCancel(context.Background())
+	go shares.Watch(ctx)
 	return &running{ctx: ctx, stop: cancel, first: first, preparer: prepare.New(prepare.Config{
 		Journal: j, CDI: specs, Containers: marks, Inventory: known, Partitions: partitions, Sharing: shares,
 		Holders: prepare.NewCluster(draclient.New(fake.NewClientset()), gpu.DriverName, pool),

@@ -84,12 +84,15 @@ func (w *Worker) Suspend() {
 	}
 }
 
-// Each calls f for all GPUs, concurrently, and joins the errors.
-func Each(uuids []gpu.UUID, f func(gpu.UUID) error) error {
-	errs := make([]error, len(uuids))
+// Each calls f for all of them, concurrently, and joins the errors.
+func Each[T any](all []T, f func(T) error) error {
+	if len(all) == 1 {
+		return f(all[0])
+	}
+	errs := make([]error, len(all))
 	var wg sync.WaitGroup
-	for i, uuid := range uuids {
-		wg.Go(func() { errs[i] = f(uuid) })
+	for i, one := range all {
+		wg.Go(func() { errs[i] = f(one) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

@@ -101,6 +101,17 @@ func (c *Client) List(ctx context.Context) (Report, error) {
 	return report, nil
 }
 
+// Left returns the names of the daemons that have a directory, also while the supervisor
+// doesn't answer: it makes the directory before it starts the daemon, and removes it when
+// nothing of the daemon is left.
+func (c *Client) Left() ([]string, error) {
+	names, err := RunDirOf(c.socket).Names()
+	if err != nil {
+		return nil, fmt.Errorf("list the directories of MPS daemons: %w", err)
+	}
+	return names, nil
+}
+
 // Watch calls f with all daemons, at once and after each change; changes that
 // follow in quick succession may be reported together. A report may arrive after the
 // reply to a later call: compare their revisions. Watch returns

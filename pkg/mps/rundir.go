@@ -44,21 +44,3 @@ func (d RunDir) Names() ([]string, error) {
 	}
 	return names, nil
 }
-
-// Remains returns the daemons that have a directory. One whose record can't be read
-// has only its name.
-func (d RunDir) Remains() ([]Daemon, error) {
-	names, err := d.Names()
-	if err != nil {
-		return nil, err
-	}
-	remains := make([]Daemon, 0, len(names))
-	for _, name := range names {
-		r, err := d.ReadRecord(name)
-		if err != nil {
-			r.Daemon = Daemon{Name: name}
-		}
-		remains = append(remains, r.Daemon)
-	}
-	return remains, nil
-}

@@ -254,6 +254,8 @@ func (c *computer) doctorInTheEnd(ctx context.Context, p *onDisk) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var worker sync.WaitGroup
 	if p.hardwareParts != nil { // otherwise the change is a start, which has ended
+		p.unwatch()
+		defer p.watchDaemons()
 		worker.Go(func() { p.sharing.Run(ctx) })
 	}
 	defer worker.Wait()

@@ -13,8 +13,10 @@ import (
 // sharingState lets the doctor read MPS daemons, compute modes and time slices.
 type sharingState struct {
 	ctx     context.Context //nolint:containedctx // of one examination
-	daemons sharing.Daemons
-	runDir  mps.RunDir
+	daemons interface {
+		List(ctx context.Context) (mps.Report, error)
+	}
+	runDir mps.RunDir
 	// session and smi are nil where there is no driver.
 	session *nvml.Session
 	smi     sharing.SMI

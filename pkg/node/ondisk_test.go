@@ -131,6 +131,16 @@ type onDisk struct {
 	ctx  context.Context
 	dir  *datadir.Dir
 	ends []func() error
+	// unwatch ends the watch of the supervisor's daemons.
+	unwatch func()
+}
+
+// watchDaemons does what of sharing.Manager's Run the other methods need.
+func (p *onDisk) watchDaemons() {
+	ctx, cancel := context.WithCancel(p.ctx)
+	ended := make(chan struct{})
+	go func() { defer close(ended); p.sharing.Watch(ctx) }()
+	p.unwatch = func() { cancel(); <-ended }
 }
 
 // start does the steps of a start of the plugin up to its registration.
@@ -191,7 +201,7 @@ func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Container
 		return err
 	}
 	p.sharing = sharing.New(sharing.Config{
-		Journal: p.journal, BootID: c.bootID(), Prepared: prepared, Daemons: c.daemons, Remains: c.daemons.Remains, ExclusiveProcess: true,
+		Journal: p.journal, BootID: c.bootID(), Prepared: prepared, Daemons: c.daemons, ExclusiveProcess: true,
 	})
 	p.preparer = prepare.New(prepare.Config{
 		Journal: p.journal, CDI: specs, Containers: marks, Inventory: known, Partitions: p.partitions, Sharing: p.sharing,
@@ -200,7 +210,9 @@ func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Container
 	p.partitions.SetHardware(c.hw)
 	p.sharing.SetHardware(c.hw, c.smi)
 	p.sharing.SetTimeSlices(map[gpu.UUID]string{gpus[1].UUID: "Long"})
+	p.watchDaemons()
 	p.ends = append(p.ends, func() error {
+		p.unwatch()
 		p.sharing.SetHardware(nil, nil)
 		p.partitions.SetHardware(nil)
 		return nil
@@ -222,6 +234,8 @@ func (p *onDisk) end() error {
 
 // leaveHost ends everything that no claim needs.
 func (p *onDisk) leaveHost() error {
+	p.unwatch()
+	defer p.watchDaemons()
 	return errors.Join(p.sharing.LeaveHost(p.ctx), p.partitions.LeaveHost(p.ctx))
 }
 

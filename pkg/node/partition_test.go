@@ -102,7 +102,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	d.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: host})
 	parts := &hardwareParts{
 		journal: j, partitions: partition.New(partition.Config{Journal: j, Specs: d.specs, BootID: "boot"}),
-		sharing: sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: d.daemons, Remains: d.daemons.Remains, ExclusiveProcess: true}),
+		sharing: sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: d.daemons, ExclusiveProcess: true}),
 	}
 	marks := startContainers(t)
 	parts.preparer = prepare.New(prepare.Config{

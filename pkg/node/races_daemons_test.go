@@ -230,7 +230,7 @@ func (s *supervisor) Stop(ctx context.Context, name string) (revision mps.Revisi
 	return revision, err
 }
 
-// List implements sharing.Daemons.
+// List says which daemons there are.
 func (s *supervisor) List(ctx context.Context) (mps.Report, error) {
 	if err := s.answer(ctx, "list", 0); err != nil {
 		return mps.Report{}, err
@@ -269,18 +269,6 @@ func (s *supervisor) Watch(ctx context.Context, f func(mps.Report)) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// Remains lists the daemons that have a directory.
-func (s *supervisor) Remains() ([]mps.Daemon, error) {
-	names, err := mps.RunDir(filepath.Dir(s.c.host.Path(s.dir))).Names()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var remains []mps.Daemon
-	for _, name := range names {
-		remains = append(remains, mps.Daemon{Name: name, Devices: s.all[name].Devices})
-	}
-	return remains, err
 }
 
 // die kills the daemons of a GPU, which are started again after a while.

@@ -165,7 +165,7 @@ func (p *process) wire() error {
 		return err
 	}
 	p.sharing = sharing.New(sharing.Config{
-		Journal: p.journal, BootID: p.bootID, Prepared: prepared, Daemons: daemons{p}, Remains: p.w.sup.Remains, ExclusiveProcess: true, Step: p.step,
+		Journal: p.journal, BootID: p.bootID, Prepared: prepared, Daemons: daemons{p}, ExclusiveProcess: true, Step: p.step,
 	})
 	p.preparer = prepare.New(prepare.Config{
 		Journal: p.journal, CDI: specsOf{p.specs, p}, Containers: containersOf{p}, Inventory: known,

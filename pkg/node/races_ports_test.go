@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"path/filepath"
 	"runtime"
 	"time"
 
@@ -102,8 +103,8 @@ func (d daemons) BeginStop(ctx context.Context, name string) (ended bool, revisi
 	return ended, revision, err
 }
 
-func (d daemons) List(ctx context.Context) (mps.Report, error) {
-	return call(d.p, "list", func() (mps.Report, error) { return d.p.w.sup.List(ctx) })
+func (d daemons) Left() ([]string, error) {
+	return mps.RunDir(filepath.Dir(d.p.w.c.host.Path(d.p.w.sup.dir))).Names()
 }
 
 func (d daemons) Watch(ctx context.Context, f func(mps.Report)) error {

@@ -114,7 +114,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 	faultsChanged := make(chan struct{}, 1)
 	p.sharing = sharing.New(sharing.Config{
 		Journal: p.journal, Daemons: daemons, BootID: bootID, Prepared: prepared, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
-		Remains: mps.RunDirOf(cfg.MPSSocket).Remains, Registerer: p.metrics, ConditionsChanged: p.facts.RereadGPUs,
+		Registerer: p.metrics, ConditionsChanged: p.facts.RereadGPUs,
 		DaemonFaultsChanged: func() { wake(faultsChanged) },
 		Warn:                p.warnings.warnHolder, Step: failpoint.Step(),
 	})

@@ -2,9 +2,7 @@ package nodetest
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -112,19 +110,9 @@ func (d *Daemons) Watch(ctx context.Context, f func(mps.Report)) error {
 	}
 }
 
-// Remains returns the daemons that have a directory.
-func (d *Daemons) Remains() ([]mps.Daemon, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	entries, err := os.ReadDir(filepath.Join(d.Host, d.Dir))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	var remains []mps.Daemon
-	for _, e := range entries {
-		remains = append(remains, mps.Daemon{Name: e.Name(), Devices: d.all[e.Name()].Devices})
-	}
-	return remains, err
+// Left returns the names of the daemons that have a directory.
+func (d *Daemons) Left() ([]string, error) {
+	return mps.RunDir(filepath.Join(d.Host, filepath.Dir(d.Dir))).Names()
 }
 
 func (d *Daemons) change(f func() error) error {

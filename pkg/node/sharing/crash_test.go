@@ -152,7 +152,7 @@ func checkCrash(t *testing.T, s scenario, at int, event func(*machine) string) {
 		n.unprepare(t, r.ClaimUID)
 		checkInvariants(t, n)
 	}
-	if err := n.LeaveHost(t.Context()); err != nil {
+	if err := n.leaveHost(t); err != nil {
 		t.Error(err)
 	}
 	n.check(t, is{})

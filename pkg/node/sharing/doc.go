@@ -8,6 +8,10 @@
 // supervisor (pkg/mps), which runs the daemons, and the hardware say what is there;
 // the package compares the two and applies the difference.
 //
+// The supervisor's reports are the only source of which daemons there are: an operation that
+// starts or stops one returns when a report has shown that. Only while the supervisor doesn't
+// answer, the directories of its daemons say which can't be running.
+//
 // The original value of a setting is in the journal from before the setting is
 // changed until after it is restored. A setting that has the value that claims need
 // isn't changed, and neither is one that somebody else changes meanwhile.

@@ -220,15 +220,6 @@ func (m *machine) end() {
 	})
 }
 
-func (m *machine) List(ctx context.Context) (mps.Report, error) {
-	if err := m.asked(ctx, "list"); err != nil {
-		return mps.Report{}, err
-	}
-	report := m.report()
-	m.travel()
-	return report, nil
-}
-
 // travel takes the time until a report has arrived.
 func (m *machine) travel() {
 	m.mu.Lock()
@@ -276,12 +267,10 @@ func (m *machine) Watch(ctx context.Context, f func(mps.Report)) error {
 	}
 }
 
-func (m *machine) remains() ([]mps.Daemon, error) {
-	var all []mps.Daemon
-	for _, s := range m.report().Daemons {
-		all = append(all, s.Daemon)
-	}
-	return all, nil
+func (m *machine) Left() ([]string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.daemons)), nil
 }
 
 func (m *machine) ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error) {

@@ -86,7 +86,7 @@ func TestDaemonOfAnEarlierPlugin(t *testing.T) {
 				n.prepare(t, claim("a", share(gpu0, 0)))
 				n.unprepare(t, "a")
 				m.do(func() { m.away = true })
-				n.journal.Close()
+				n.end()
 				n = start(t, m, n.dir, "boot-1", nil)
 				if err := n.Recover(t.Context()); err != nil {
 					t.Error(err)

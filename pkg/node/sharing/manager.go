@@ -2,8 +2,6 @@ package sharing
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -14,21 +12,11 @@ import (
 	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/keylock"
-	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/notify"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
-
-// Daemons runs MPS daemons (*mps.Client). Errors wrap mps.ErrUnavailable where
-// the supervisor does not answer.
-type Daemons interface {
-	Ensure(ctx context.Context, d mps.Daemon) (mps.State, error)
-	Stop(ctx context.Context, name string) (mps.Revision, error)
-	BeginStop(ctx context.Context, name string) (ended bool, revision mps.Revision, err error)
-	List(ctx context.Context) (mps.Report, error)
-	Watch(ctx context.Context, f func(mps.Report)) error
-}
 
 // Hardware reads and sets compute modes (*nvml.Session). Errors wrap the sentinels of
 // pkg/nvml.
@@ -54,10 +42,6 @@ type Config struct {
 	// ExclusiveProcess puts GPUs with an MPS daemon into that compute mode, so that
 	// only clients of the daemon can use them.
 	ExclusiveProcess bool
-	// Remains lists the daemons whose directories exist; one whose record can't be read
-	// without devices. While the supervisor doesn't answer, it shows which daemons can't
-	// be running. nil if there is no such list.
-	Remains func() ([]mps.Daemon, error)
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
 	// ConditionsChanged, which may be nil, is called after the result of Conditions
@@ -90,42 +74,25 @@ type Manager struct {
 	hw  Hardware
 	smi SMI
 
+	// watching is full while Watch runs: there is one at a time.
+	watching chan struct{}
+
+	// mu wakes those who wait for a report of the supervisor.
+	mu    notify.Mutex
+	watch watch
 	// joined are the UIDs of the claims whose Join has begun, and whose Leave hasn't since,
 	// and of Config.Prepared.
-	joined sync.Map
-
-	mu sync.Mutex
-	// found are the daemons that the supervisor has reported, by name; listed is set
-	// when it has reported all.
-	found  map[string]mps.State
-	listed bool
-	// reported is the revision of the newest report of all daemons, replied those of
-	// newer replies about single daemons.
-	reported mps.Revision
-	replied  map[string]mps.Revision
-	// current is unset while the supervisor doesn't report changes.
-	current bool
+	joined map[string]bool
+	// outages are by the daemons' names, and gpus have what is known of each GPU's settings.
+	outages   map[string]*outage
+	gpus      map[gpu.UUID]*settingsSeen
+	closedFor time.Duration
 	// others has the MIG devices of partitions that others created, by the UID of the
 	// claim that Join was called for. Those that Tessera created are in the journal.
 	others map[string]map[gpu.Partition]gpu.UUID
 	// intervals are the intervals that policies set for replicas; nil before the first
 	// call of SetTimeSlices.
 	intervals map[gpu.UUID]string
-	// set are the intervals that are known to be in effect.
-	set map[gpu.UUID]string
-	// recheck are the GPUs whose interval is to be read again.
-	recheck map[gpu.UUID]bool
-	// unsupported has the reason why a GPU's interval can't be set.
-	unsupported map[gpu.UUID]string
-	// faults of daemons, by name.
-	faults map[string]*fault
-	// closed are the daemons that clients can't find, or couldn't until just now.
-	closed    map[string]closure
-	closedFor time.Duration
-	// modeSeen is the MPS server of a GPU when its compute mode was last verified;
-	// othersMode has a message if somebody else has set another mode.
-	modeSeen   map[gpu.UUID]int
-	othersMode map[gpu.UUID]string
 }
 
 // New builds a Manager without hardware.
@@ -142,17 +109,13 @@ func New(c Config) *Manager {
 	if c.Warn == nil {
 		c.Warn = func(holding.Record, string, string) {}
 	}
-	if c.Remains == nil {
-		c.Remains = func() ([]mps.Daemon, error) { return nil, errors.ErrUnsupported }
-	}
 	m := &Manager{
 		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), daemons: agenda.New[string](retryFirst, retryLast),
-		found: map[string]mps.State{}, replied: map[string]mps.Revision{}, others: map[string]map[gpu.Partition]gpu.UUID{},
-		set: map[gpu.UUID]string{}, recheck: map[gpu.UUID]bool{}, unsupported: map[gpu.UUID]string{},
-		faults: map[string]*fault{}, closed: map[string]closure{}, closedFor: closedFor, modeSeen: map[gpu.UUID]int{}, othersMode: map[gpu.UUID]string{},
+		watching: make(chan struct{}, 1), outages: map[string]*outage{}, gpus: map[gpu.UUID]*settingsSeen{}, closedFor: closedFor,
+		others: map[string]map[gpu.Partition]gpu.UUID{}, joined: map[string]bool{},
 	}
 	for _, uid := range c.Prepared {
-		m.joined.Store(uid, true)
+		m.joined[uid] = true
 	}
 	m.metrics = newMetrics(c.Registerer, m)
 	return m
@@ -163,7 +126,13 @@ func New(c Config) *Manager {
 func (m *Manager) SetHardware(hw Hardware, smi SMI) {
 	m.worker.Exchange(func() {
 		m.hw, m.smi = hw, smi
-		m.change(func() { clear(m.set); clear(m.unsupported); clear(m.modeSeen); clear(m.othersMode) }) // it may be another driver
+		m.mu.Lock()
+		before := m.conditions()
+		clear(m.gpus) // it may be another driver
+		m.mu.Unlock()
+		if len(before) > 0 {
+			m.cfg.ConditionsChanged()
+		}
 	})
 }
 
@@ -176,20 +145,22 @@ func (m *Manager) Suspend() { m.worker.Suspend() }
 // already, too. Before the first call, no interval of replicas is changed.
 func (m *Manager) SetTimeSlices(intervals map[gpu.UUID]string) {
 	m.mu.Lock()
-	changed := m.intervals == nil || !maps.Equal(intervals, m.intervals)
-	m.mu.Unlock()
-	if !changed {
+	if m.intervals != nil && maps.Equal(intervals, m.intervals) {
+		m.mu.Unlock()
 		return
 	}
-	m.change(func() {
-		for uuid := range m.unsupported {
-			if m.intervals[uuid] != intervals[uuid] {
-				delete(m.unsupported, uuid)
-			}
+	ended := false
+	for uuid, seen := range m.gpus {
+		if seen.unsupported != "" && m.intervals[uuid] != intervals[uuid] {
+			seen.unsupported, ended = "", true
 		}
-		m.intervals = make(map[gpu.UUID]string, len(intervals))
-		maps.Copy(m.intervals, intervals)
-	})
+	}
+	m.intervals = make(map[gpu.UUID]string, len(intervals))
+	maps.Copy(m.intervals, intervals)
+	m.mu.Unlock()
+	if ended {
+		m.cfg.ConditionsChanged()
+	}
 	p := m.planNow()
 	for uuid := range p.replicas {
 		m.worker.At(uuid, time.Now())
@@ -208,26 +179,15 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 // conditions needs the lock.
 func (m *Manager) conditions() map[gpu.UUID][]gpu.Condition {
 	all := map[gpu.UUID][]gpu.Condition{}
-	for uuid, message := range m.othersMode {
-		all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.ComputeModeChanged, Message: message})
-	}
-	for uuid, why := range m.unsupported {
-		all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.TimeSliceUnsupported, Message: why})
+	for uuid, seen := range m.gpus {
+		if seen.othersMode != "" {
+			all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.ComputeModeChanged, Message: seen.othersMode})
+		}
+		if seen.unsupported != "" {
+			all[uuid] = append(all[uuid], gpu.Condition{Type: gpu.TimeSliceUnsupported, Message: seen.unsupported})
+		}
 	}
 	return all
-}
-
-// change calls f with the lock held, and ConditionsChanged if that has changed the
-// conditions.
-func (m *Manager) change(f func()) {
-	m.mu.Lock()
-	before := m.conditions()
-	f()
-	same := maps.EqualFunc(before, m.conditions(), slices.Equal[[]gpu.Condition])
-	m.mu.Unlock()
-	if !same {
-		m.cfg.ConditionsChanged()
-	}
 }
 
 // Join sets up the sharing of a claim whose record is in the journal: compute
@@ -240,30 +200,26 @@ func (m *Manager) change(f func()) {
 // After an error, Leave or Run takes down the part that was set up.
 func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
 	m.remember(r, given)
-	m.joined.Store(r.ClaimUID, true)
-	for _, uuid := range r.GPUs() {
-		if err := m.knowRemains(ctx, uuid); err != nil {
-			return nil, err
-		}
-	}
-	groups := m.groups(r)
-	dirs, errs := make([]map[gpu.DeviceName]gpu.MPSDirs, len(groups)), make([]error, len(groups))
-	var wg sync.WaitGroup
-	for i, uuids := range groups {
-		wg.Go(func() {
-			errs[i] = m.withGPUs(ctx, uuids, func(v *visit) (err error) {
-				dirs[i], err = v.join(ctx, r)
-				return err
-			})
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	var mu sync.Mutex
+	all := map[gpu.DeviceName]gpu.MPSDirs{}
+	err := agenda.Each(r.GPUs(), func(uuid gpu.UUID) error { return m.know(ctx, uuid) })
+	if err != nil {
 		return nil, err
 	}
-	all := map[gpu.DeviceName]gpu.MPSDirs{}
-	for _, some := range dirs {
-		maps.Copy(all, some)
+	err = agenda.Each(m.groups(r), func(uuids []gpu.UUID) error {
+		v, err := m.visit(ctx, uuids)
+		if err != nil {
+			return err
+		}
+		defer v.end()
+		dirs, err := v.join(ctx, r)
+		mu.Lock()
+		defer mu.Unlock()
+		maps.Copy(all, dirs)
+		return v.explain(err)
+	})
+	if err != nil {
+		return nil, err
 	}
 	return all, nil
 }
@@ -271,18 +227,71 @@ func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.Devi
 // EnsureUnshared stops the daemons that no claim needs on the GPUs, and restores
 // settings that no claim needs. It is for GPUs that one claim gets as a whole.
 func (m *Manager) EnsureUnshared(ctx context.Context, uuids ...gpu.UUID) error {
-	for _, uuid := range uuids {
-		if err := m.knowRemains(ctx, uuid); err != nil {
+	return agenda.Each(uuids, func(uuid gpu.UUID) error {
+		if err := m.know(ctx, uuid); err != nil {
 			return err
 		}
-	}
-	touched := m.unsettledGPUs()
-	return agenda.Each(uuids, func(uuid gpu.UUID) error {
-		if !touched[uuid] {
+		if !m.unsettledGPUs()[uuid] {
 			return nil
 		}
-		return m.withGPUs(ctx, []gpu.UUID{uuid}, func(v *visit) error { return v.applyPlan(ctx) })
+		v, err := m.visit(ctx, []gpu.UUID{uuid})
+		if err != nil {
+			return err
+		}
+		defer v.end()
+		return v.explain(v.applyPlan(ctx))
 	})
+}
+
+// Leave takes down everything that no claim needs on the GPUs of a record that is
+// leaving (holding.Leaving). When it returns nil, no process of an MPS daemon
+// that only leaving claims had is left on their partitions. Of one on whole GPUs
+// the end has begun; Run puts the compute mode back after it, and Join and
+// AwaitDaemonEnds wait for it. Idempotent. A setting that can't be put back now is put
+// back later.
+func (m *Manager) Leave(ctx context.Context, r holding.Record) error {
+	m.mu.Lock()
+	delete(m.joined, r.ClaimUID)
+	m.mu.Unlock()
+	groups := m.groups(r)
+	if len(r.Holdings) == 0 { // it can't be read
+		groups = nil
+		for uuid := range m.unsettledGPUs() {
+			groups = append(groups, []gpu.UUID{uuid})
+		}
+	}
+	return agenda.Each(groups, func(uuids []gpu.UUID) error {
+		v, err := m.visit(ctx, uuids)
+		if err != nil {
+			return err
+		}
+		defer v.end()
+		return v.explain(v.leave(ctx, r))
+	})
+}
+
+// AwaitDaemonEnds returns when no daemon is on the GPU as a whole any more that no claim
+// needs.
+func (m *Manager) AwaitDaemonEnds(ctx context.Context, uuid gpu.UUID) error {
+	if err := m.know(ctx, uuid); err != nil {
+		return err
+	}
+	p := m.planNow()
+	m.mu.Lock()
+	var ending bool
+	for name, s := range m.watch.found {
+		ending = ending || !p.wants(name) && slices.Contains(s.Devices, uuid)
+	}
+	m.mu.Unlock()
+	if !ending {
+		return nil
+	}
+	v, err := m.visit(ctx, []gpu.UUID{uuid})
+	if err != nil {
+		return err
+	}
+	defer v.end()
+	return v.explain(v.stopUnwanted(ctx))
 }
 
 // groups returns the GPUs of a record, those of one daemon in one group; each group
@@ -310,23 +319,26 @@ func (m *Manager) groups(r holding.Record) [][]gpu.UUID {
 // settings that were changed.
 func (m *Manager) unsettledGPUs() map[gpu.UUID]bool {
 	uuids := m.changedGPUs()
-	m.mu.Lock()
-	daemons := len(m.found)
-	m.mu.Unlock()
-	if daemons == 0 {
-		return uuids
-	}
-	p := m.planNow()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for name, s := range m.found {
-		if !p.wants(name) {
-			for _, uuid := range m.gpusOf(s.Daemon) {
-				uuids[uuid] = true
-			}
+	for _, name := range m.orphans() {
+		m.mu.Lock()
+		for _, uuid := range m.gpusOf(m.watch.found[name].Daemon) {
+			uuids[uuid] = true
 		}
+		m.mu.Unlock()
 	}
 	return uuids
+}
+
+// orphans returns the daemons that no claim needs.
+func (m *Manager) orphans() []string {
+	m.mu.Lock()
+	names := slices.Collect(maps.Keys(m.watch.found))
+	m.mu.Unlock()
+	if len(names) == 0 {
+		return nil
+	}
+	p := m.planNow()
+	return slices.DeleteFunc(names, p.wants)
 }
 
 // changedGPUs returns the GPUs with settings that were changed, or may have been.
@@ -339,97 +351,4 @@ func (m *Manager) changedGPUs() map[gpu.UUID]bool {
 		uuids[u.GPU] = true
 	}
 	return uuids
-}
-
-// knowRemains finds out, once, whether an earlier plugin has left a daemon on the GPU
-// that no claim needs. The supervisor is asked only if it has left the directory of
-// one.
-func (m *Manager) knowRemains(ctx context.Context, uuid gpu.UUID) error {
-	m.mu.Lock()
-	listed := m.listed
-	m.mu.Unlock()
-	if listed {
-		return nil
-	}
-	remains, err := m.cfg.Remains()
-	if err == nil && len(remains) == 0 {
-		return nil
-	}
-	p := m.planNow()
-	unwanted := func(d mps.Daemon) bool { return !p.wants(d.Name) && m.mayBeOn(d, uuid) }
-	if err == nil && !slices.ContainsFunc(remains, unwanted) {
-		return nil
-	}
-	if err := m.list(ctx); err != nil && !m.nothingRemains(err) {
-		return fmt.Errorf("an MPS daemon that no claim needs may still be on GPU %s: %w", uuid, err)
-	}
-	return nil
-}
-
-// mayBeOn reports whether the daemon, of whose directory this is known, may be on the
-// GPU. Only the name of a shared device says which GPU it is of.
-func (m *Manager) mayBeOn(d mps.Daemon, uuid gpu.UUID) bool {
-	if !holding.IsOwnDaemon(d.Name) {
-		return gpu.DeviceName(d.Name).MayBeOf(uuid)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	there := func(device gpu.UUID) bool { on := m.gpuOf(device); return on == uuid || on == "" }
-	return len(d.Devices) == 0 || slices.ContainsFunc(d.Devices, there)
-}
-
-// remember stores the instances of the claim's partitions that others created, and
-// forgets those of claims that have gone.
-func (m *Manager) remember(r holding.Record, given map[gpu.DeviceName]gpu.Prepared) {
-	others := map[gpu.Partition]gpu.UUID{}
-	for _, g := range r.Holdings {
-		p, ok := g.Base().(gpu.Partition)
-		if _, made := m.made(p); ok && !made && given[g.Device].Instance.UUID != "" {
-			others[p] = given[g.Device].Instance.UUID
-		}
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	maps.DeleteFunc(m.others, func(uid string, _ map[gpu.Partition]gpu.UUID) bool {
-		_, there := m.cfg.Journal.Claim(uid)
-		return !there
-	})
-	if delete(m.others, r.ClaimUID); len(others) > 0 {
-		m.others[r.ClaimUID] = others
-	}
-}
-
-// made returns the MIG device of a partition that Tessera has created, or is destroying. It
-// is empty while the partition is being created.
-func (m *Manager) made(p gpu.Partition) (mig gpu.UUID, ok bool) {
-	r, ok := m.cfg.Journal.GPU(p.GPU)
-	if !ok || r.BootID != m.cfg.BootID {
-		return "", false
-	}
-	for _, made := range r.Partitions {
-		switch {
-		case made.Partition != holding.PartitionOf(p):
-		case made.Made == nil:
-			return "", true
-		default:
-			return made.Made.UUID, true
-		}
-	}
-	return "", false
-}
-
-// instance returns the MIG device that a partition is now; empty if that isn't known. It
-// isn't known of an earlier claim, because the UUIDs of MIG devices are used again.
-func (m *Manager) instance(w *wanted, p gpu.Partition) gpu.UUID {
-	if mig, ok := m.made(p); ok {
-		return mig
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, claim := range w.claims {
-		if mig := m.others[claim.ClaimUID][p]; mig != "" {
-			return mig
-		}
-	}
-	return ""
 }

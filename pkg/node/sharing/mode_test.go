@@ -80,7 +80,7 @@ func TestModeUnchanged(t *testing.T) {
 	m := newMachine()
 	n := newNode(t, m)
 	n.prepare(t, claim("a", share(gpu0, 0)))
-	n.journal.Close()
+	n.end()
 	m.exclusive = false
 	m.faults = nil
 	n = startWith(t, m, n.dir, "boot-1", sharing.Config{})
@@ -206,10 +206,10 @@ func TestClosedAndLeft(t *testing.T) {
 					t.Errorf("mode: %s", m.modes[gpu0])
 				}
 				end()
-				n.journal.Close()
+				n.end()
 				n = start(t, m, n.dir, "boot-1", nil)
 				n.unprepare(t, "a")
-				if err := n.LeaveHost(t.Context()); err != nil {
+				if err := n.leaveHost(t); err != nil {
 					t.Error(err)
 				}
 				if m.modes[gpu0] != before || len(n.journal.AllSettings()) > 0 {

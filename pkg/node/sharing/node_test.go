@@ -37,6 +37,8 @@ type node struct {
 	journal *journal.Journal
 	dir     string
 	boot    string
+	// unwatch ends Watch, which runs while Run doesn't.
+	unwatch func()
 }
 
 func newNode(t testing.TB, m *machine) *node {
@@ -55,18 +57,41 @@ func startWith(t testing.TB, m *machine, dir, boot string, o sharing.Config) *no
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	o.Journal, o.BootID, o.Daemons, o.Remains, o.Registerer = j, boot, m, m.remains, prometheus.NewRegistry()
+	o.Journal, o.BootID, o.Daemons, o.Registerer = j, boot, m, prometheus.NewRegistry()
 	o.Prepared = m.specs()
 	n := &node{machine: m, journal: j, dir: dir, boot: boot, Manager: sharing.New(o)}
 	n.SetClosedFor(time.Millisecond)
 	n.SetHardware(m, m.smi)
+	n.watch(t)
 	return n
+}
+
+// watch has the Manager know the daemons, without Run.
+func (n *node) watch(t testing.TB) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { n.Watch(ctx) })
+	n.unwatch = func() { cancel(); wg.Wait() }
+	t.Cleanup(n.unwatch)
+}
+
+// end ends the plugin.
+func (n *node) end() {
+	n.unwatch()
+	n.journal.Close()
+}
+
+// leaveHost is LeaveHost, which is called after Run.
+func (n *node) leaveHost(t testing.TB) error {
+	n.unwatch()
+	defer n.watch(t)
+	return n.LeaveHost(t.Context())
 }
 
 // restart does the steps of a new start of the plugin.
 func (n *node) restart(t testing.TB, boot string) *node {
 	t.Helper()
-	n.journal.Close()
+	n.end()
 	again := start(t, n.machine, n.dir, boot, nil)
 	again.recover(t)
 	return again
@@ -74,7 +99,7 @@ func (n *node) restart(t testing.TB, boot string) *node {
 
 // restartAway is restart without the supervisor.
 func (n *node) restartAway(t *testing.T) *node {
-	n.journal.Close()
+	n.end()
 	again := start(t, n.machine, n.dir, "boot-1", nil)
 	if err := again.Recover(t.Context()); !errors.Is(err, mps.ErrUnavailable) {
 		t.Errorf("recover without a supervisor that is needed: got %v", err)
@@ -99,10 +124,11 @@ func (n *node) recover(t testing.TB) {
 
 // run runs Run until the returned function is called.
 func (n *node) run(t *testing.T) (end func()) {
+	n.unwatch()
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { n.Run(ctx) })
-	return func() { cancel(); wg.Wait() }
+	return func() { cancel(); wg.Wait(); n.watch(t) }
 }
 
 // given is the answer of the partitions' Manager.

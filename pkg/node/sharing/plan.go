@@ -49,8 +49,9 @@ func (m *Manager) planNow() plan {
 }
 
 func (m *Manager) hasJoined(claimUID string) bool {
-	_, ok := m.joined.Load(claimUID)
-	return ok
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.joined[claimUID]
 }
 
 func (p *plan) add(r holding.Record) {

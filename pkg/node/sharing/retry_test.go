@@ -126,6 +126,7 @@ func (n *node) runLogged(t *testing.T) (logged func() int, end func()) {
 	buffer := logger.GetSink().(ktesting.Underlier).GetBuffer()
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 	var wg sync.WaitGroup
+	n.unwatch()
 	wg.Go(func() { n.Run(ctx) })
 	seen := 0
 	logged = func() int {
@@ -133,7 +134,7 @@ func (n *node) runLogged(t *testing.T) (logged func() int, end func()) {
 		seen += lines
 		return lines
 	}
-	return logged, func() { cancel(); wg.Wait() }
+	return logged, func() { cancel(); wg.Wait(); n.watch(t) }
 }
 
 // TestSupervisorEndsAfterEachReport: a supervisor that ends as soon as it has answered, and

@@ -2,14 +2,18 @@ package sharing
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
-	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 const (
@@ -17,9 +21,6 @@ const (
 	// doubles in between.
 	retryFirst = 2 * time.Second
 	retryLast  = time.Minute
-	// redialFirst and redialLast do so for a supervisor that doesn't answer.
-	redialFirst = time.Second
-	redialLast  = 30 * time.Second
 	// verifyEvery is the interval at which settings are compared with the claims'
 	// needs.
 	verifyEvery = time.Minute
@@ -31,7 +32,7 @@ const (
 func (m *Manager) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { m.follow(ctx) })
+	wg.Go(func() { m.Watch(ctx) })
 	wg.Go(func() { m.verify(ctx) })
 	wg.Go(func() {
 		m.daemons.Sweep(ctx, m.settle, func(log klog.Logger, name string, err error) {
@@ -42,47 +43,6 @@ func (m *Manager) Run(ctx context.Context) {
 		log.Error(err, "Can't apply what claims need to a GPU, retrying", "gpu", uuid)
 	})
 }
-
-// follow watches the daemons. The first report of a supervisor that answers again
-// has the changes in between, and ends the delays after failures.
-func (m *Manager) follow(ctx context.Context) {
-	said, redial := "", flowcontrol.NewBackOff(redialFirst, redialLast)
-	for ctx.Err() == nil {
-		var answered time.Time
-		err := m.cfg.Daemons.Watch(ctx, func(report mps.Report) {
-			m.saw(report)
-			if answered.IsZero() {
-				answered = time.Now()
-				m.daemons.RetryNow()
-			}
-			m.converge()
-		})
-		m.mu.Lock()
-		m.current = false
-		m.mu.Unlock()
-		if ctx.Err() != nil {
-			return
-		}
-		// A supervisor that ends soon after each start is called as seldom as one that
-		// doesn't start.
-		if !answered.IsZero() && time.Since(answered) > redialLast {
-			said = ""
-			redial.Reset(watchKey)
-		}
-		if err != nil && err.Error() != said && m.needsSupervisor() {
-			said = err.Error()
-			klog.FromContext(ctx).Error(err, "Can't watch the MPS daemons that claims need")
-		}
-		redial.Next(watchKey, time.Now())
-		select {
-		case <-time.After(redial.Get(watchKey)):
-		case <-ctx.Done():
-		}
-	}
-}
-
-// watchKey is the key of the only delay of follow.
-const watchKey = "watch"
 
 // verify schedules the GPUs that claims share for a check of their settings, every
 // verifyEvery: a GPU reset loses the settings, and nothing reports that.
@@ -98,7 +58,7 @@ func (m *Manager) verify(ctx context.Context) {
 		p := m.planNow()
 		for uuid := range p.gpus() {
 			m.mu.Lock()
-			m.recheck[uuid] = true
+			m.seen(uuid).recheck = true
 			m.mu.Unlock()
 			m.worker.At(uuid, time.Now())
 		}
@@ -133,11 +93,11 @@ func (m *Manager) schedule(daemons ...string) {
 func (m *Manager) differing(p *plan) []string {
 	var names []string
 	for name := range p.daemons {
-		if _, ok := m.found[name]; !ok {
+		if _, ok := m.watch.found[name]; !ok {
 			names = append(names, name)
 		}
 	}
-	for name, s := range m.found {
+	for name, s := range m.watch.found {
 		if !p.wants(name) && s.Phase != mps.Ending {
 			names = append(names, name)
 		}
@@ -153,9 +113,9 @@ func (m *Manager) unverified(p *plan) []gpu.UUID {
 	}
 	var uuids []gpu.UUID
 	for name, w := range p.daemons {
-		s := m.found[name]
+		s := m.watch.found[name]
 		for _, uuid := range w.gpus() {
-			if s.ServerPID != 0 && m.modeSeen[uuid] != s.ServerPID && p.hasWhole(uuid) {
+			if s.ServerPID != 0 && m.seen(uuid).server != s.ServerPID && p.hasWhole(uuid) {
 				uuids = append(uuids, uuid)
 			}
 		}
@@ -169,17 +129,97 @@ func (m *Manager) settle(ctx context.Context, name string) error {
 	return m.daemons.Try(name, func() error {
 		p := m.planNow()
 		if w := p.daemons[name]; w != nil {
-			return m.withGPUs(ctx, p.together(w.gpus()[0]), func(v *visit) error { return v.start(ctx, name) })
+			v, err := m.visit(ctx, p.together(w.gpus()[0]))
+			if err != nil {
+				return err
+			}
+			defer v.end()
+			return v.explain(v.start(ctx, name))
 		}
 		if p.wants(name) {
 			return nil // it is kept
 		}
-		if err := m.stop(ctx, name); err != nil {
+		if _, err := m.stop(ctx, name, true); err != nil {
 			return err
 		}
 		for uuid := range m.changedGPUs() { // settings are restored after the daemon's end
 			m.worker.At(uuid, time.Now())
 		}
 		return nil
+	})
+}
+
+// Recover stops daemons and restores settings that a crash has left and no claim
+// needs, and deletes settings of other boots from the journal. The claims' Joins set
+// up what claims need. It is called at the start and when a driver is found. A failure
+// on one GPU doesn't affect others; Run retries it.
+func (m *Manager) Recover(ctx context.Context) error {
+	err := m.dropOld()
+	if away := m.refresh(ctx); away != nil {
+		if !m.needsSupervisor() {
+			klog.FromContext(ctx).V(2).Info("No MPS supervisor, and nothing that needs one", "err", away)
+		} else {
+			err = errors.Join(err, away)
+		}
+	}
+	return errors.Join(err, m.stopAll(ctx, m.orphans()), m.tidyAll(ctx))
+}
+
+// LeaveHost takes down everything that no claim needs. It is called when the plugin
+// ends, and Run with it, and nothing is prepared. It restores settings also without a
+// supervisor.
+func (m *Manager) LeaveHost(ctx context.Context) error {
+	watching, end := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer end()
+	wg.Go(func() { m.Watch(watching) })
+	if err := m.refresh(ctx); err != nil {
+		if left, leftErr := m.cfg.Daemons.Left(); leftErr != nil || len(left) > 0 {
+			klog.FromContext(ctx).Error(err, "MPS daemons that nobody needs may stay", "daemons", left)
+		}
+		m.mu.Lock()
+		if m.watch.found == nil {
+			m.watch.found = map[string]mps.State{} // as far as can be known
+		}
+		m.mu.Unlock()
+	}
+	return errors.Join(m.dropOld(), m.stopAll(ctx, m.orphans()), m.tidyAll(ctx))
+}
+
+// dropOld deletes the settings of other boots: they ended with the boot.
+func (m *Manager) dropOld() error {
+	var errs []error
+	for _, s := range m.cfg.Journal.AllSettings() {
+		if s.BootID != m.cfg.BootID {
+			errs = append(errs, m.cfg.Journal.DeleteSettings(s.GPU))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// needsSupervisor reports whether claims need daemons, or a GPU's compute mode shows
+// that there may be one.
+func (m *Manager) needsSupervisor() bool {
+	p := m.planNow()
+	return len(p.daemons) > 0 || slices.ContainsFunc(m.cfg.Journal.AllSettings(), func(s holding.Settings) bool { return s.ComputeModeBefore != "" })
+}
+
+// tidyAll calls tidy for all touched GPUs, concurrently.
+func (m *Manager) tidyAll(ctx context.Context) error {
+	uuids := slices.Collect(maps.Keys(m.unsettledGPUs()))
+	return agenda.Each(uuids, func(uuid gpu.UUID) error { return m.tidy(ctx, uuid) })
+}
+
+// tidy applies what claims need to a GPU. A failure is scheduled for a retry.
+func (m *Manager) tidy(ctx context.Context, uuid gpu.UUID) error {
+	return m.worker.Try(uuid, func() error {
+		p := m.planNow()
+		v, err := m.visit(ctx, p.together(uuid))
+		if err != nil {
+			return err
+		}
+		defer v.end()
+		return v.explain(v.tidy(ctx))
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -15,6 +16,27 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
+
+// settingsSeen is what is known of a GPU's settings beside the journal.
+type settingsSeen struct {
+	// interval is the one that is known to be in effect; recheck: it is to be read again.
+	interval string
+	recheck  bool
+	// unsupported is the reason why the interval can't be set.
+	unsupported string
+	// server is the GPU's MPS server when the compute mode was last found to be right, or
+	// set; othersMode has a message if somebody else has set another mode.
+	server     int
+	othersMode string
+}
+
+// seen needs the lock.
+func (m *Manager) seen(uuid gpu.UUID) *settingsSeen {
+	if m.gpus[uuid] == nil {
+		m.gpus[uuid] = &settingsSeen{}
+	}
+	return m.gpus[uuid]
+}
 
 // settings returns the journal's settings of a GPU. Unreadable ones count as the
 // driver's initial values.
@@ -57,7 +79,9 @@ func (v *visit) applyMode(ctx context.Context, uuid gpu.UUID) error {
 // doesn't find the daemon would be that one process, without limits. A mode that
 // somebody else has set stays.
 func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
+	v.m.mu.Lock()
 	server := v.m.server(uuid) // before the mode is read: a later one may come after a reset
+	v.m.mu.Unlock()
 	mode, err := v.mode(uuid)
 	if errors.Is(err, nvml.ErrNotSupported) {
 		if v.m.servedAll(uuid) {
@@ -111,7 +135,7 @@ func (v *visit) isOpenedByOthers(ctx context.Context, s holding.Settings) (bool,
 		return s.OpenedByOthers, nil
 	}
 	// The last report of the supervisor may be older than the mode.
-	if err := v.m.list(ctx); err != nil {
+	if err := v.m.refresh(ctx); err != nil {
 		return false, fmt.Errorf("find out who has set the compute mode of the GPU: %w", err)
 	}
 	return v.m.servedAll(s.GPU), nil
@@ -146,7 +170,7 @@ func (v *visit) changeMode(ctx context.Context, s holding.Settings, mode, want n
 	}
 	if mode != want {
 		v.m.cfg.Step("sharing.modeIntended")
-		if err := v.m.call("mode", func() error { return v.m.hw.SetComputeMode(s.GPU, want) }); err != nil {
+		if err := v.writeMode(s.GPU, want); err != nil {
 			return err
 		}
 		v.m.cfg.Step("sharing.modeSet")
@@ -170,16 +194,23 @@ func (v *visit) mode(uuid gpu.UUID) (mode nvml.ComputeMode, err error) {
 	if v.m.hw == nil {
 		return "", gpu.ErrNoDriver
 	}
-	err = v.m.call("mode", func() error {
-		mode, err = v.m.hw.ComputeMode(uuid)
-		return err
-	})
+	began := time.Now()
+	mode, err = v.m.hw.ComputeMode(uuid)
+	v.m.observe("mode", began, err)
 	return mode, err
+}
+
+// writeMode sets the GPU's compute mode.
+func (v *visit) writeMode(uuid gpu.UUID, mode nvml.ComputeMode) error {
+	began := time.Now()
+	err := v.m.hw.SetComputeMode(uuid, mode)
+	v.m.observe("mode", began, err)
+	return err
 }
 
 // restoreMode restores the compute mode, unless somebody else has changed it since.
 func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
-	if err := v.m.knowDaemons(ctx); err != nil {
+	if err := v.m.know(ctx, uuid); err != nil {
 		return err // a daemon that no claim needs must end first
 	}
 	if names := v.unwanted(nil); len(names) > 0 { // their last claim has begun to leave just now
@@ -192,8 +223,7 @@ func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 	}
 	ours := mode == nvml.ComputeExclusiveProcess || mode == nvml.ComputeProhibited && s.Closed
 	if before := nvml.ComputeMode(s.ComputeModeBefore); ours && mode != before {
-		err := v.m.call("mode", func() error { return v.m.hw.SetComputeMode(uuid, before) })
-		if err != nil {
+		if err := v.writeMode(uuid, before); err != nil {
 			return err
 		}
 		v.m.cfg.Step("sharing.modeBack")
@@ -209,11 +239,9 @@ func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 }
 
 // server is the process id of the MPS server that has the whole GPU, as the
-// supervisor says; 0 where none is known.
+// supervisor says; 0 where none is known. Needs the lock.
 func (m *Manager) server(uuid gpu.UUID) int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, s := range m.found {
+	for _, s := range m.watch.found {
 		if s.Phase == mps.Running && slices.Contains(s.Devices, uuid) {
 			return s.ServerPID
 		}
@@ -225,7 +253,7 @@ func (m *Manager) server(uuid gpu.UUID) int {
 // this MPS server.
 func (m *Manager) sawMode(uuid gpu.UUID, server int) {
 	m.mu.Lock()
-	m.modeSeen[uuid] = server
+	m.seen(uuid).server = server
 	m.mu.Unlock()
 	m.setOthersMode(uuid, "")
 }
@@ -234,27 +262,23 @@ func (m *Manager) sawMode(uuid gpu.UUID, server int) {
 // mode was seen to be right, and has it now. Then it was not reset, which takes the
 // mode away and needs the server to be gone.
 func (m *Manager) servedAll(uuid gpu.UUID) bool {
-	now := m.server(uuid)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.current && now != 0 && m.modeSeen[uuid] == now
+	now := m.server(uuid)
+	return m.watch.current && now != 0 && m.seen(uuid).server == now
 }
 
 // setOthersMode records the compute mode that another program has set; empty if
 // none has.
 func (m *Manager) setOthersMode(uuid gpu.UUID, message string) {
 	m.mu.Lock()
-	same := m.othersMode[uuid] == message
+	seen := m.seen(uuid)
+	same := seen.othersMode == message
+	seen.othersMode = message
 	m.mu.Unlock()
-	if same {
-		return
+	if !same {
+		m.cfg.ConditionsChanged()
 	}
-	m.change(func() {
-		delete(m.othersMode, uuid)
-		if message != "" {
-			m.othersMode[uuid] = message
-		}
-	})
 }
 
 // applyTimeSlice applies the interval that claims need. Default means that no claim
@@ -292,21 +316,4 @@ func (v *visit) interval(uuid gpu.UUID) (want string, known bool) {
 		want = ""
 	}
 	return want, true
-}
-
-// knowDaemons finds out, once, which daemons there are.
-func (m *Manager) knowDaemons(ctx context.Context) error {
-	m.mu.Lock()
-	listed := m.listed
-	m.mu.Unlock()
-	if listed {
-		return nil
-	}
-	if err := m.list(ctx); err != nil {
-		if m.nothingRemains(err) {
-			return nil
-		}
-		return err
-	}
-	return m.stopOrphans(ctx)
 }

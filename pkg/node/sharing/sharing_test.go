@@ -340,7 +340,7 @@ func TestLastShareLeavesAtOnce(t *testing.T) {
 				m.lingers = false
 				m.mu.Unlock()
 				n.unprepare(t, "b")
-				if err := n.LeaveHost(t.Context()); err != nil {
+				if err := n.leaveHost(t); err != nil {
 					t.Error(err)
 				}
 				n.check(t, is{})

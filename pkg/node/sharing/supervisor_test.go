@@ -78,33 +78,38 @@ func TestNoSupervisorAtAll(t *testing.T) {
 	_, _ = n.Join(t.Context(), n.hold(t, claim("c", share(gpu0, 0))), nil)
 	n = n.restartAway(t)
 	n.unprepare(t, "c")
-	if err := n.LeaveHost(t.Context()); err != nil {
+	if err := n.leaveHost(t); err != nil {
 		t.Error(err)
 	}
 	n.check(t, is{})
 }
 
-// TestLeftDaemonOfAClaim: a daemon that an earlier plugin has left for one claim keeps
+// TestLeftDaemon: a daemon that an earlier plugin has left, and that no claim needs, keeps
 // only the GPUs that it may be on waiting for the supervisor.
-func TestLeftDaemonOfAClaim(t *testing.T) {
-	made := holding.MadePartition{Partition: holding.Partition{Profile: "1g.18gb", Size: 1}, Made: &holding.MadeInstance{UUID: "MIG-11111111-0"}}
+func TestLeftDaemon(t *testing.T) {
 	for title, c := range map[string]struct {
-		devices []gpu.UUID // none: the record can't be read
+		daemon  string
+		claim   holding.Record // which has a record
+		leaving bool
 		blocked []gpu.UUID
 	}{
-		"GPU":              {[]gpu.UUID{gpu0}, []gpu.UUID{gpu0}},
-		"both GPUs":        {[]gpu.UUID{gpu0, gpu1}, []gpu.UUID{gpu0, gpu1}},
-		"partition":        {[]gpu.UUID{"MIG-11111111-0"}, []gpu.UUID{gpu1}},
-		"unknown instance": {[]gpu.UUID{"MIG-2"}, []gpu.UUID{gpu0, gpu1}},
-		"unreadable":       {nil, []gpu.UUID{gpu0, gpu1}},
+		"of a GPU":                  {daemon: "gpu-980fb007", blocked: []gpu.UUID{gpu0}},
+		"of a partition":            {daemon: "gpu-980fb007-mig-1g18gb-0", blocked: []gpu.UUID{gpu0}},
+		"of a claim that leaves":    {daemon: "claim-x", claim: claim("x", wholeMPS(gpu0, 0)), leaving: true, blocked: []gpu.UUID{gpu0}},
+		"of a claim without record": {daemon: "claim-x", blocked: []gpu.UUID{gpu0, gpu1}},
+		"that a claim needs alone":  {daemon: "claim-x", claim: claim("x", wholeMPS(gpu0, 0))},
+		"that a claim shares":       {daemon: "gpu-980fb007", claim: claim("x", share(gpu0, 0))},
 	} {
 		t.Run(title, func(t *testing.T) {
 			m := newMachine()
 			m.away = true
-			m.daemons["claim-x"] = mps.State{Daemon: mps.Daemon{Name: "claim-x", Devices: c.devices}}
+			m.daemons[c.daemon] = mps.State{Daemon: mps.Daemon{Name: c.daemon}}
 			n := newNode(t, m)
-			if err := n.journal.PutGPU(holding.GPURecord{GPU: gpu1, BootID: "boot-1", Partitions: []holding.MadePartition{made}}); err != nil {
-				t.Fatal(err)
+			if c.claim.ClaimUID != "" {
+				n.hold(t, c.claim)
+			}
+			if c.leaving {
+				n.journal.AdvancePhase(c.claim.ClaimUID, holding.Leaving)
 			}
 			for _, uuid := range []gpu.UUID{gpu0, gpu1} {
 				blocked := slices.Contains(c.blocked, uuid)

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -38,18 +39,23 @@ func (m *Manager) setUnsupported(uuid gpu.UUID, err error) {
 	if err != nil && !errors.Is(err, errNoTimeSlices) {
 		return
 	}
-	m.change(func() {
-		delete(m.unsupported, uuid)
-		if err != nil {
-			m.unsupported[uuid] = err.Error()
-		}
-	})
+	why := ""
+	if err != nil {
+		why = err.Error()
+	}
+	m.mu.Lock()
+	seen := m.seen(uuid)
+	same := seen.unsupported == why
+	seen.unsupported = why
+	m.mu.Unlock()
+	if !same {
+		m.cfg.ConditionsChanged()
+	}
 }
 
 func (v *visit) setSlice(ctx context.Context, uuid gpu.UUID, want string) error {
 	v.m.mu.Lock()
-	same := v.m.set[uuid] == want
-	again := v.m.recheck[uuid]
+	same, again := v.m.seen(uuid).interval == want, v.m.seen(uuid).recheck
 	v.m.mu.Unlock()
 	if same && !again {
 		return nil
@@ -59,7 +65,7 @@ func (v *visit) setSlice(ctx context.Context, uuid gpu.UUID, want string) error 
 		return err
 	}
 	v.m.mu.Lock()
-	delete(v.m.recheck, uuid)
+	v.m.seen(uuid).recheck = false
 	v.m.mu.Unlock()
 	if same && found != want && found != gpu.DefaultTimeSlice { // a reset of the GPU leaves the default
 		klog.FromContext(ctx).Info("Another program has changed the time slice that claims need; not changing it back", "gpu", uuid, "interval", found, "needed", want)
@@ -81,14 +87,14 @@ func (v *visit) setSlice(ctx context.Context, uuid gpu.UUID, want string) error 
 	}
 	v.m.mu.Lock()
 	defer v.m.mu.Unlock()
-	v.m.set[uuid] = want
+	v.m.seen(uuid).interval = want
 	return nil
 }
 
 // restoreTimeSlice puts the interval back.
 func (v *visit) restoreTimeSlice(ctx context.Context, uuid gpu.UUID) error {
 	v.m.mu.Lock()
-	delete(v.m.set, uuid)
+	v.m.seen(uuid).interval = ""
 	v.m.mu.Unlock()
 	s := v.settings(uuid)
 	found, err := v.slice(ctx, uuid)
@@ -116,11 +122,9 @@ func (v *visit) slice(ctx context.Context, uuid gpu.UUID) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
 	defer cancel()
-	var found string
-	err := v.m.call("timeslice", func() (err error) {
-		found, err = ReadTimeSlice(ctx, v.m.smi, uuid)
-		return err
-	})
+	began := time.Now()
+	found, err := ReadTimeSlice(ctx, v.m.smi, uuid)
+	v.m.observe("timeslice", began, err)
 	return found, err
 }
 
@@ -131,10 +135,10 @@ func (v *visit) runSetSlice(ctx context.Context, uuid gpu.UUID, interval string)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
 	defer cancel()
-	err := v.m.call("timeslice", func() error {
-		out, err := v.m.smi(ctx, "compute-policy", "-i", string(uuid), "--set-timeslice", strconv.Itoa(n))
-		return explainSMI(uuid, out, err)
-	})
+	began := time.Now()
+	out, err := v.m.smi(ctx, "compute-policy", "-i", string(uuid), "--set-timeslice", strconv.Itoa(n))
+	err = explainSMI(uuid, out, err)
+	v.m.observe("timeslice", began, err)
 	if err == nil {
 		klog.FromContext(ctx).V(2).Info("Time slice set", "gpu", uuid, "interval", interval)
 	}

@@ -22,7 +22,7 @@ func TestUnreadable(t *testing.T) {
 				Daemons: []mps.Daemon{{Name: "gpu-980fb007", Devices: []gpu.UUID{gpu0}, ThreadPercentage: 25, MemoryMiB: []int64{1000}}},
 				Modes:   exclusive0, Settings: []holding.Settings{changedMode(gpu0)},
 			}
-			n.journal.Close()
+			n.end()
 			if err := os.WriteFile(filepath.Join(n.dir, "a.json"), []byte(contents), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -52,7 +52,7 @@ func TestUnreadableLeaves(t *testing.T) {
 	n := newNode(t, m)
 	g := ofPartition(gpu0, 0)
 	n.prepare(t, claim("a", g))
-	n.journal.Close()
+	n.end()
 	if err := os.WriteFile(filepath.Join(n.dir, "a.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestUnreadableSettings(t *testing.T) {
 	n := newNode(t, m)
 	n.prepare(t, claim("a", share(gpu0, 0)))
 	n.prepare(t, claim("b", wholeSlice(gpu1, "Long")))
-	n.journal.Close()
+	n.end()
 	for _, uuid := range []gpu.UUID{gpu0, gpu1} {
 		if err := os.WriteFile(filepath.Join(n.dir, "settings", string(uuid)+".json"), []byte("{"), 0o600); err != nil {
 			t.Fatal(err)

@@ -10,30 +10,35 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
-	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// callWithin bounds one call of the supervisor or of a driver's program.
-const callWithin = 30 * time.Second
-
-// visit is one operation on GPUs whose locks are held.
+// visit is one operation on GPUs whose locks are held until end is called.
 type visit struct {
 	m     *Manager
 	uuids []gpu.UUID
 	plan  plan
+	end   func()
 }
 
-// withGPUs calls do with the locks of the GPUs held. uuids are in ascending order.
-func (m *Manager) withGPUs(ctx context.Context, uuids []gpu.UUID, do func(*visit) error) error {
-	return m.worker.Do(ctx, uuids, func() error {
-		if err := do(&visit{m: m, uuids: uuids, plan: m.planNow()}); err != nil {
-			return fmt.Errorf("share GPU %s: %w", uuids[0], err)
-		}
+// visit takes the locks of the GPUs, which are in ascending order.
+func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID) (*visit, error) {
+	end, err := m.worker.Lock(ctx, uuids)
+	if err != nil {
+		return nil, err
+	}
+	return &visit{m: m, uuids: uuids, plan: m.planNow(), end: end}, nil
+}
+
+// explain adds the GPU to an error.
+func (v *visit) explain(err error) error {
+	if err == nil {
 		return nil
-	})
+	}
+	return fmt.Errorf("share GPU %s: %w", v.uuids[0], err)
 }
 
 // join applies what claims need to the GPUs, and starts the daemons of the claim r.
@@ -74,7 +79,7 @@ func (v *visit) applyPlan(ctx context.Context) error {
 func (v *visit) open(ctx context.Context, daemons []string) error {
 	for _, name := range daemons {
 		if err := v.m.awaitOpen(ctx, name); err != nil {
-			return fmt.Errorf("wait until programs that didn't find MPS daemon %s have failed: %w", name, err)
+			return err
 		}
 	}
 	var errs []error
@@ -84,6 +89,75 @@ func (v *visit) open(ctx context.Context, daemons []string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// leave takes down what only leaving claims had. Limits that can't be widened and
+// settings that can't be restored now are retried later; a failure to stop a daemon
+// is an error.
+func (v *visit) leave(ctx context.Context, r holding.Record) error {
+	names := v.daemonsOf(r)
+	ending, err := v.beginStopUnwanted(ctx, names)
+	if err != nil {
+		return err
+	}
+	if ending { // the mode is put back after the daemon's end
+		for _, uuid := range v.uuids {
+			v.m.worker.At(uuid, time.Now())
+		}
+		return nil
+	}
+	if err := v.applySettings(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Can't apply what the remaining claims need to a GPU, retrying", "gpu", v.uuids[0])
+		for _, uuid := range v.uuids {
+			v.m.worker.Failed(uuid)
+		}
+	}
+	for _, name := range names {
+		if v.plan.daemons[name] == nil {
+			continue
+		}
+		if err := v.adjust(ctx, name); err != nil {
+			klog.FromContext(ctx).Error(err, "Can't set the limits that the remaining claims need, retrying", "daemon", name)
+			v.m.daemons.Failed(name)
+		}
+	}
+	return nil
+}
+
+// daemonsOf returns the daemons of a record that may run on the GPUs.
+func (v *visit) daemonsOf(r holding.Record) []string {
+	var names []string
+	for _, g := range r.Holdings {
+		name := r.Daemon(g)
+		old := r.BootID != "" && r.BootID != v.m.cfg.BootID // "": it can't be read
+		if name != "" && !old && slices.Contains(v.uuids, g.GPU) && !slices.Contains(names, name) {
+			names = append(names, name) // those of another boot are gone
+		}
+	}
+	return names
+}
+
+// beginStopUnwanted stops the unwanted daemons on partitions, because the partitions
+// may be destroyed next. It only begins to stop those on whole GPUs: the next claim
+// of such a GPU waits for their end. ending reports whether one still runs.
+func (v *visit) beginStopUnwanted(ctx context.Context, names []string) (ending bool, err error) {
+	names = v.unwanted(names)
+	var errs []error
+	for _, name := range names {
+		ended, err := v.m.stop(ctx, name, v.m.isOnPartition(name))
+		ending = ending || !ended
+		errs = append(errs, err)
+	}
+	v.replan(names)
+	return ending, errors.Join(errs...)
+}
+
+// isOnPartition reports whether a daemon runs, or may run, on a MIG partition.
+func (m *Manager) isOnPartition(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s, ok := m.watch.found[name]
+	return !ok || len(s.Devices) == 0 || !s.Devices[0].IsWhole()
 }
 
 // tidy applies the settings that claims need, and schedules the daemons of the GPUs that
@@ -121,9 +195,8 @@ func (v *visit) unwanted(names []string) []string {
 	v.m.mu.Lock()
 	defer v.m.mu.Unlock()
 	names = slices.Clone(names)
-	for name, s := range v.m.found {
-		on := func(uuid gpu.UUID) bool { return slices.Contains(v.uuids, uuid) }
-		if slices.ContainsFunc(v.m.gpusOf(s.Daemon), on) && !slices.Contains(names, name) {
+	for name, s := range v.m.watch.found {
+		if v.m.isOn(s.Daemon, v.uuids...) && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -133,12 +206,17 @@ func (v *visit) unwanted(names []string) []string {
 // stopUnwanted stops the unwanted daemons on the GPUs.
 func (v *visit) stopUnwanted(ctx context.Context) error {
 	names := v.unwanted(nil)
-	var errs []error
-	for _, name := range names {
-		errs = append(errs, v.m.stop(ctx, name))
-	}
+	err := v.m.stopAll(ctx, names)
 	v.replan(names)
-	return errors.Join(errs...)
+	return err
+}
+
+// stopAll stops daemons that no claim needs, at the same time.
+func (m *Manager) stopAll(ctx context.Context, names []string) error {
+	return agenda.Each(names, func(name string) error {
+		_, err := m.stop(ctx, name, true)
+		return err
+	})
 }
 
 // replan plans again after daemons were to be stopped: a claim may have come since the
@@ -177,129 +255,6 @@ func (v *visit) differs(name string) bool {
 	}
 	v.m.mu.Lock()
 	defer v.m.mu.Unlock()
-	have, ok := v.m.found[name]
-	return !ok || !equal(have.Daemon, want)
-}
-
-func equal(a, b mps.Daemon) bool {
-	return slices.Equal(a.Devices, b.Devices) && mps.EqualLimits(a, b)
-}
-
-// ensure starts a daemon, or changes its limits to those that claims need now.
-func (m *Manager) ensure(ctx context.Context, name string) (mps.State, error) {
-	unlock, err := m.daemonLocks.Lock(ctx, name)
-	if err != nil {
-		return mps.State{}, fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
-	}
-	defer unlock()
-	d, err := m.daemon(name)
-	if err != nil {
-		return mps.State{}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
-	defer cancel()
-	var s mps.State
-	err = m.call("ensure", func() (err error) {
-		s, err = m.cfg.Daemons.Ensure(ctx, d)
-		return err
-	})
-	if err != nil {
-		return mps.State{}, err
-	}
-	m.sawOne(name, s)
-	m.cfg.Step("sharing.ensured")
-	klog.FromContext(ctx).V(2).Info("MPS daemon runs", "daemon", name, "threads", d.ThreadPercentage, "memoryMiB", d.MemoryMiB)
-	return s, nil
-}
-
-// stop stops a daemon, unless a claim needs it by now.
-func (m *Manager) stop(ctx context.Context, name string) error {
-	unlock, err := m.daemonLocks.Lock(ctx, name)
-	if err != nil {
-		return fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
-	}
-	defer unlock()
-	if p := m.planNow(); p.wants(name) {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
-	defer cancel()
-	var revision mps.Revision
-	err = m.call("stop", func() (err error) {
-		revision, err = m.cfg.Daemons.Stop(ctx, name)
-		return err
-	})
-	if err != nil && !m.nothingRemains(err, name) {
-		return err
-	}
-	m.sawGone(name, revision)
-	m.cfg.Step("sharing.stopped")
-	klog.FromContext(ctx).V(2).Info("MPS daemon stopped", "daemon", name)
-	return nil
-}
-
-// nothingRemains reports whether the supervisor doesn't answer, and there is no
-// directory of the daemons, or of any daemon if none is named: then none runs.
-func (m *Manager) nothingRemains(err error, daemons ...string) bool {
-	if !errors.Is(err, mps.ErrUnavailable) {
-		return false
-	}
-	remains, err := m.cfg.Remains()
-	asked := func(d mps.Daemon) bool { return len(daemons) == 0 || slices.Contains(daemons, d.Name) }
-	return err == nil && !slices.ContainsFunc(remains, asked)
-}
-
-// daemon returns the daemon as claims need it now.
-func (m *Manager) daemon(name string) (mps.Daemon, error) {
-	p := m.planNow()
-	w := p.daemons[name]
-	if w == nil {
-		return mps.Daemon{}, fmt.Errorf("no claim needs MPS daemon %s any more", name)
-	}
-	d := mps.Daemon{Name: name, ThreadPercentage: w.threads}
-	for _, base := range w.devices {
-		switch base := base.(type) {
-		case gpu.Whole:
-			d.Devices = append(d.Devices, base.GPU)
-		case gpu.Partition:
-			if len(w.devices) > 1 {
-				return mps.Daemon{}, errors.New("one MPS daemon can serve several whole GPUs, or one MIG partition, and nothing else: use one claim for each partition")
-			}
-			mig := m.instance(w, base)
-			if mig == "" {
-				return mps.Daemon{}, fmt.Errorf("which MIG device %s on GPU %s is isn't known yet", base.Profile, base.GPU)
-			}
-			d.Devices = append(d.Devices, mig)
-		case gpu.Share, gpu.Replica:
-			return mps.Daemon{}, fmt.Errorf("a %T has no MPS daemon", base)
-		}
-	}
-	if slices.Max(w.bounds) > 0 {
-		d.MemoryMiB = w.bounds
-	}
-	return d, nil
-}
-
-// call does one thing outside and measures it.
-func (m *Manager) call(op string, do func() error) error {
-	start := time.Now()
-	err := do()
-	m.metrics.calls.WithLabelValues(op, result(err)).Observe(time.Since(start).Seconds())
-	return err
-}
-
-// result is the label of an outcome.
-func result(err error) string {
-	switch {
-	case err == nil:
-		return "success"
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return "stopped"
-	case errors.Is(err, mps.ErrUnavailable):
-		return "unavailable"
-	case errors.Is(err, errNoTimeSlices), errors.Is(err, nvml.ErrNotSupported):
-		return "unsupported"
-	default:
-		return "error"
-	}
+	have, ok := v.m.watch.found[name]
+	return !ok || !slices.Equal(have.Devices, want.Devices) || !mps.EqualLimits(have.Daemon, want)
 }
