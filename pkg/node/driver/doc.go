@@ -1,7 +1,7 @@
 // Package driver finds the NVIDIA driver of the node, reads its GPUs and follows
 // its events. The facts, the common CDI specification and the parts that use the
-// driver (Listener) learn from it which driver there is, and when it goes.
+// hardware (Parts) learn from it which driver there is, and when it goes.
 //
-// One driver, from its arrival to its loss, is Follower.follow: open, read, Arrived,
-// read again at each signal, BeforeClose, close.
+// One driver, from its arrival to its loss, is Follower.follow: open, read, give it to
+// the parts and recover, read again at each request, take it from the parts, close.
 package driver
