@@ -15,53 +15,69 @@ import (
 	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
-// settleWithin is how long calls in progress may take to end before they are
-// interrupted for a handover, and the successor makes them again. New calls wait
-// meanwhile.
-const settleWithin = 300 * time.Millisecond
+const (
+	// settleWithin is how long calls in progress may take to end before they are
+	// interrupted for a handover, and the successor makes them again. New calls wait
+	// meanwhile.
+	settleWithin = 300 * time.Millisecond
+	// forwardWithin is how long a plugin that has handed over waits at its end for the
+	// calls that it has passed on: the kubelet cancels them when the plugin's sockets are
+	// removed.
+	forwardWithin = 20 * time.Second
+	// flushFor is how long the server may take to send the last answer after the call has
+	// returned.
+	flushFor = 100 * time.Millisecond
+)
 
 // errHandedOver interrupts a call that the successor makes again.
 var errHandedOver = errors.New("another plugin takes over the node")
 
-// gate decides whether this plugin or its successor handles the kubelet's calls.
+// gate has the kubelet's calls that have not ended, and decides whether this plugin or its
+// successor handles them. The end of a call wakes those who wait for a change.
 type gate struct {
-	mu notify.Mutex // of all below
-	// running are the calls that this plugin handles.
-	running map[*gated]bool
-	// forwarded are the prepares that the successor handles, or will handle.
-	forwarded map[*gated]bool
+	mu    notify.Mutex // of all below
+	calls map[*call]bool
 	// successor handles the calls; nil: this plugin does.
 	successor *grpc.ClientConn
 }
 
-// gated is a call of the kubelet.
-type gated struct {
-	claims map[string]bool // by UID, of a prepare
-	cancel context.CancelCauseFunc
-}
-
-// call has the parts of a request that the gate needs.
+// call is a call of the kubelet. All but place and cancel stay as they are.
 type call struct {
-	// answer is an empty response of the request's type.
+	began time.Time
+	// answer is an empty response of the request's type. It is nil for requests that are
+	// handled here also after a handover.
 	answer    any
 	unprepare bool
 	claims    map[string]bool // by UID
+	place     place
+	cancel    context.CancelCauseFunc
 }
 
-// readCall returns false for requests that are always handled here.
-func readCall(req any) (call, bool) {
+// place is who handles a call.
+type place int
+
+const (
+	// apart: this plugin, also after a handover.
+	apart place = iota
+	// here: this plugin.
+	here
+	// passedOn: the successor, as soon as it serves.
+	passedOn
+)
+
+func readCall(req any) *call {
+	c := &call{began: time.Now()}
 	switch r := req.(type) {
 	case *drapbv1.NodePrepareResourcesRequest:
-		return call{&drapbv1.NodePrepareResourcesResponse{}, false, uids(r.GetClaims())}, true
+		c.answer, c.claims = &drapbv1.NodePrepareResourcesResponse{}, uids(r.GetClaims())
 	case *drapbv1.NodeUnprepareResourcesRequest:
-		return call{&drapbv1.NodeUnprepareResourcesResponse{}, true, uids(r.GetClaims())}, true
+		c.answer, c.claims, c.unprepare = &drapbv1.NodeUnprepareResourcesResponse{}, uids(r.GetClaims()), true
 	case *drapbv1beta1.NodePrepareResourcesRequest:
-		return call{&drapbv1beta1.NodePrepareResourcesResponse{}, false, uids(r.GetClaims())}, true
+		c.answer, c.claims = &drapbv1beta1.NodePrepareResourcesResponse{}, uids(r.GetClaims())
 	case *drapbv1beta1.NodeUnprepareResourcesRequest:
-		return call{&drapbv1beta1.NodeUnprepareResourcesResponse{}, true, uids(r.GetClaims())}, true
-	default:
-		return call{}, false
+		c.answer, c.claims, c.unprepare = &drapbv1beta1.NodeUnprepareResourcesResponse{}, uids(r.GetClaims()), true
 	}
+	return c
 }
 
 func uids[C interface{ GetUid() string }](claims []C) map[string]bool {
@@ -76,83 +92,77 @@ func uids[C interface{ GetUid() string }](claims []C) map[string]bool {
 // there is one. It passes on a call that was interrupted for that, too: preparing and
 // unpreparing are idempotent, and an interrupted one is continued as after a crash.
 func (g *gate) handle(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	c, ok := readCall(req)
-	if !ok {
-		return next(ctx, req)
-	}
-	if own, leave, ok := g.enter(ctx); ok {
+	c := readCall(req)
+	defer g.leave(c)
+	own, successor := g.enter(ctx, c)
+	if successor == nil {
 		answer, err := next(own, req)
-		interrupted := errors.Is(context.Cause(own), errHandedOver)
-		leave()
-		if !interrupted {
+		if !errors.Is(context.Cause(own), errHandedOver) {
 			return answer, err
 		}
+		own, successor = g.enter(ctx, c)
 	}
-	ctx, successor, leave := g.follow(ctx, c)
-	defer leave()
-	if err := successor.Invoke(ctx, info.FullMethod, req, c.answer, grpc.WaitForReady(true)); err != nil {
+	if err := successor.Invoke(own, info.FullMethod, req, c.answer, grpc.WaitForReady(true)); err != nil {
 		return nil, err
 	}
 	return c.answer, nil
 }
 
-// enter returns false if the successor handles the call.
-func (g *gate) enter(ctx context.Context) (_ context.Context, leave func(), ok bool) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	one := &gated{cancel: cancel}
-	g.mu.Change(func() {
-		if ok = g.successor == nil; !ok {
-			return
-		}
-		if g.running == nil {
-			g.running = map[*gated]bool{}
-		}
-		g.running[one] = true
-	})
-	return ctx, func() {
-		g.mu.Change(func() { delete(g.running, one) })
-		cancel(nil)
-	}, ok
-}
-
-// follow returns the successor, and the context for a call of it. An unprepare cancels
-// prepares of its claims that came before: one that still waits for the successor must
-// not reach it after the unprepare.
-func (g *gate) follow(ctx context.Context, c call) (_ context.Context, successor *grpc.ClientConn, leave func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	one := &gated{claims: c.claims, cancel: cancel}
-	g.mu.Change(func() {
+// enter returns the context for a call, and the successor if that handles it.
+func (g *gate) enter(ctx context.Context, c *call) (_ context.Context, successor *grpc.ClientConn) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	ctx, c.cancel = context.WithCancelCause(ctx)
+	if g.calls == nil {
+		g.calls = map[*call]bool{}
+	}
+	g.calls[c] = true
+	switch {
+	case c.answer == nil:
+		c.place = apart
+	case g.successor == nil:
+		c.place = here
+	default:
+		c.place = passedOn
 		successor = g.successor
-		if c.unprepare {
-			g.cancelPrepares(c.claims)
-			return
+		g.cancelPrepares(c)
+		g.mu.Wake()
+	}
+	return ctx, successor
+}
+
+// cancelPrepares cancels the prepares that an unprepare of their claims overtakes: one that
+// still waits for the successor must not reach it after the unprepare. It needs the lock.
+func (g *gate) cancelPrepares(unprepare *call) {
+	for c := range g.calls {
+		if unprepare.unprepare && !c.unprepare && c.place == passedOn && c.sharesClaim(unprepare) {
+			c.cancel(context.Canceled)
 		}
-		if g.forwarded == nil {
-			g.forwarded = map[*gated]bool{}
+	}
+}
+
+func (c *call) sharesClaim(with *call) bool {
+	for uid := range c.claims {
+		if with.claims[uid] {
+			return true
 		}
-		g.forwarded[one] = true
+	}
+	return false
+}
+
+func (g *gate) leave(c *call) {
+	g.mu.Change(func() {
+		delete(g.calls, c)
+		c.cancel(nil)
 	})
-	return ctx, successor, func() {
-		g.mu.Change(func() { delete(g.forwarded, one) })
-		cancel(nil)
-	}
 }
 
-// cancelPrepares needs the lock.
-func (g *gate) cancelPrepares(claims map[string]bool) {
-	for prepare := range g.forwarded {
-		for uid := range claims {
-			if prepare.claims[uid] {
-				prepare.cancel(context.Canceled)
-			}
-		}
-	}
-}
-
-// handOver passes all further calls to the plugin that will serve at the socket, and
-// returns when this plugin handles none any more. Calls that don't end soon are
-// interrupted and passed on.
-func (g *gate) handOver(ctx context.Context, socket string) error {
+// HandOver passes the kubelet's further calls to the plugin that will serve at the
+// socket, and returns when this plugin handles none any more. Calls that don't end soon are
+// interrupted and passed on. The sockets stay until Run ends: the kubelet knows the next
+// plugin a moment after that serves. Call it once.
+func (p *Plugin) HandOver(ctx context.Context, socket string) error {
+	g := &p.gate
 	successor, err := dialSuccessor(socket)
 	if err != nil {
 		return err
@@ -164,8 +174,10 @@ func (g *gate) handOver(ctx context.Context, socket string) error {
 		return nil
 	}
 	g.mu.Change(func() {
-		for one := range g.running {
-			one.cancel(errHandedOver)
+		for c := range g.calls {
+			if c.place == here {
+				c.cancel(errHandedOver)
+			}
 		}
 	})
 	if err := g.waitIdle(ctx); err != nil {
@@ -174,8 +186,16 @@ func (g *gate) handOver(ctx context.Context, socket string) error {
 	return nil
 }
 
+// waitIdle waits until this plugin handles none of the calls that can be passed on.
 func (g *gate) waitIdle(ctx context.Context) error {
-	return g.mu.Wait(ctx, func() bool { return len(g.running) == 0 })
+	return g.mu.Wait(ctx, func() bool {
+		for c := range g.calls {
+			if c.place == here {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // dialSuccessor connects to a socket that is created soon: it is tried often.
@@ -198,11 +218,43 @@ func (g *gate) handedOver() bool {
 	return g.successor != nil
 }
 
-// close interrupts the calls that were passed on; they fail.
-func (g *gate) close() {
+// changed returns a channel that is closed at the next end of a call, or at a handover.
+func (g *gate) changed() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.successor != nil {
-		_ = g.successor.Close()
+	return g.mu.Changed()
+}
+
+// EndForwarding interrupts calls that were passed to the next plugin, which has ended. They
+// and later ones fail.
+func (p *Plugin) EndForwarding() {
+	p.gate.mu.Lock()
+	defer p.gate.mu.Unlock()
+	if p.gate.successor != nil {
+		_ = p.gate.successor.Close()
 	}
+}
+
+// awaitForwarded waits until the calls that were passed on have ended, also after the end
+// of ctx.
+func (p *Plugin) awaitForwarded(ctx context.Context) {
+	if !p.gate.handedOver() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forwardWithin)
+	defer cancel()
+	_ = p.gate.mu.Wait(ctx, func() bool { return len(p.gate.calls) == 0 })
+	<-time.After(flushFor)
+}
+
+// OldestCall returns the duration of the oldest call of the kubelet that has not
+// ended; 0 if there is none.
+func (p *Plugin) OldestCall() time.Duration {
+	p.gate.mu.Lock()
+	defer p.gate.mu.Unlock()
+	var oldest time.Duration
+	for c := range p.gate.calls {
+		oldest = max(oldest, time.Since(c.began))
+	}
+	return oldest
 }

@@ -16,25 +16,20 @@ import (
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	drapbv1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
-
-	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 // handler implements kubeletplugin.DRAPlugin.
 type handler struct {
 	claims Claims
 	health Health
-	// leaves is closed when another plugin takes over.
-	leaves <-chan struct{}
+	// gate has the calls in which the handler is called.
+	gate *gate
 	// fail ends Run with an error.
 	fail context.CancelCauseFunc
-
-	// prepared changes when claims have been prepared.
-	prepared notify.Mutex
 }
 
-func newHandler(c Config, leaves <-chan struct{}, fail context.CancelCauseFunc) *handler {
-	return &handler{claims: c.Claims, health: c.Health, leaves: leaves, fail: fail}
+func newHandler(c Config, gate *gate, fail context.CancelCauseFunc) *handler {
+	return &handler{claims: c.Claims, health: c.Health, gate: gate, fail: fail}
 }
 
 // PrepareResourceClaims prepares the claims concurrently.
@@ -45,7 +40,6 @@ func (h *handler) PrepareResourceClaims(ctx context.Context, claims []*resourcea
 		calls.Go(func() { results[i] = h.prepare(ctx, c) })
 	}
 	calls.Wait()
-	h.prepared.Change(func() {})
 	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, c := range claims {
 		byUID[c.UID] = results[i]
@@ -63,13 +57,6 @@ func (h *handler) prepare(ctx context.Context, c *resourceapi.ResourceClaim) kub
 	}
 	logger.V(2).Info("Prepared a claim", "devices", names(devices), "duration", time.Since(start))
 	return kubeletplugin.PrepareResult{Devices: devices}
-}
-
-// nextPrepared returns a channel that is closed when claims have been prepared.
-func (h *handler) nextPrepared() <-chan struct{} {
-	h.prepared.Lock()
-	defer h.prepared.Unlock()
-	return h.prepared.Changed()
 }
 
 // UnprepareResourceClaims unprepares the claims concurrently.
@@ -156,39 +143,4 @@ func names(devices []kubeletplugin.Device) []string {
 		list = append(list, d.DeviceName)
 	}
 	return list
-}
-
-// underway has the kubelet's calls that have not ended.
-type underway struct {
-	mu    notify.Mutex
-	last  uint64
-	began map[uint64]time.Time
-}
-
-// count is a gRPC interceptor that records when calls begin and end.
-func (u *underway) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	u.mu.Lock()
-	if u.began == nil {
-		u.began = map[uint64]time.Time{}
-	}
-	u.last++
-	id := u.last
-	u.began[id] = time.Now()
-	u.mu.Unlock()
-	defer func() {
-		u.mu.Change(func() { delete(u.began, id) })
-	}()
-	return next(ctx, req)
-}
-
-// OldestCall returns the duration of the oldest call of the kubelet that has not
-// ended; 0 if there is none.
-func (p *Plugin) OldestCall() time.Duration {
-	p.underway.mu.Lock()
-	defer p.underway.mu.Unlock()
-	var oldest time.Duration
-	for _, at := range p.underway.began {
-		oldest = max(oldest, time.Since(at))
-	}
-	return oldest
 }

@@ -30,12 +30,10 @@ type Health func() (_ []kubeletplugin.DeviceHealth, changed <-chan struct{})
 // ask again.
 func (h *handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	for {
-		select {
-		case <-h.leaves:
+		called := h.gate.changed() // a prepare among others
+		if h.gate.handedOver() {
 			return kubeletplugin.ErrHealthNotSupported
-		default:
 		}
-		prepared := h.nextPrepared()
 		devices, changed := h.health()
 		for i := range devices {
 			devices[i].HealthCheckTimeout = healthTimeout
@@ -47,8 +45,7 @@ func (h *handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletp
 		}
 		select {
 		case <-changed:
-		case <-prepared:
-		case <-h.leaves:
+		case <-called:
 		case <-time.After(healthEvery):
 		case <-ctx.Done():
 			return nil

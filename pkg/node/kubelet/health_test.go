@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drahealthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
@@ -113,7 +112,7 @@ func TestHealthFollowsPrepare(t *testing.T) {
 		<-reports
 		synctest.Wait()
 		at := time.Now()
-		if _, err := handler.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{newClaim("good")}); err != nil {
+		if err := kubelet.Prepare(t.Context(), handler, newClaim("good")); err != nil {
 			t.Fatal(err)
 		}
 		<-reports

@@ -59,11 +59,8 @@ type Config struct {
 
 // Plugin serves one kubelet.
 type Plugin struct {
-	cfg      Config
-	underway underway
-	gate     gate
-	// leaves is closed when another plugin takes over.
-	leaves chan struct{}
+	cfg  Config
+	gate gate
 	// apart has sockets of other plugins that have answered with another name.
 	apart map[string]os.FileInfo
 	// every is the interval of checks of the sockets.
@@ -80,7 +77,7 @@ func New(c Config) *Plugin {
 	if c.OnConflict == nil {
 		c.OnConflict = func(string) {}
 	}
-	return &Plugin{cfg: c, leaves: make(chan struct{}), apart: map[string]os.FileInfo{}, every: lookEvery}
+	return &Plugin{cfg: c, apart: map[string]os.FileInfo{}, every: lookEvery}
 }
 
 // DataDirectory returns the directory of the plugin's socket.
@@ -90,10 +87,10 @@ func DataDirectory(kubeletRoot, driver string) string {
 
 // Run registers the plugin and serves the kubelet until the context ends; then
 // it returns nil. While another driver runs under the same name, it waits
-// before it registers. It returns an error if it can't start, because a
-// socket's path is too long or the kubelet's directories aren't under Root; if
-// a server fails; and if its sockets were removed or replaced and no other
-// driver serves them.
+// before it registers, and returns nil if it hands over meanwhile. It returns an
+// error if it can't start, because a socket's path is too long or the kubelet's
+// directories aren't under Root; if a server fails; and if its sockets were
+// removed or replaced and no other driver serves them.
 //
 // At the end calls in progress are interrupted, as by a crash; those that were passed to
 // another plugin are waited for.
@@ -105,17 +102,16 @@ func (p *Plugin) Run(ctx context.Context) error {
 		return nil // the context has ended
 	}
 	if p.gate.handedOver() {
-		<-ctx.Done() // the successor registers
-		return nil
+		return nil // the successor registers
 	}
 	p.removeDead(ctx)
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer p.gate.close()
+	defer p.EndForwarding()
 	old := v1alpha4.New(cancel)
 	defer old.Stop()
 	// Not with running: after a handover calls may end later than that.
-	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), newHandler(p.cfg, p.leaves, cancel),
+	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), newHandler(p.cfg, &p.gate, cancel),
 		kubeletplugin.DriverName(p.cfg.Driver),
 		kubeletplugin.KubeClient(p.cfg.Client),
 		kubeletplugin.RegistrarDirectoryPath(p.registryDirectory()),
@@ -123,7 +119,6 @@ func (p *Plugin) Run(ctx context.Context) error {
 		kubeletplugin.RollingUpdate(p.cfg.PodUID),
 		kubeletplugin.Serialize(false),
 		kubeletplugin.HealthService(p.cfg.Health != nil),
-		kubeletplugin.GRPCInterceptor(p.underway.count),
 		kubeletplugin.GRPCInterceptor(p.gate.handle),
 		kubeletplugin.GRPCInterceptor(p.announce),
 		kubeletplugin.GRPCInterceptor(ofRegistration(p.tellDataDir)),

@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -18,15 +17,6 @@ import (
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
-
-// forwardWithin is how long a plugin that has handed over waits at its end for the
-// calls that it has passed on: the kubelet cancels them when the plugin's sockets are
-// removed.
-const forwardWithin = 20 * time.Second
-
-// flushFor is how long the server may take to send the last answer after the call has
-// returned.
-const flushFor = 100 * time.Millisecond
 
 // dataDirHeader is the header with the data directory, which distinguishes plugins that
 // hand over to each other from other drivers of the same name.
@@ -67,30 +57,6 @@ func (p *Plugin) registrationSocket() string {
 	}
 	return filepath.Join(p.registryDirectory(),
 		kubeletplugin.RollingUpdateRegistrarSocketFile(p.registryDirectory(), p.cfg.Driver, p.cfg.PodUID))
-}
-
-// HandOver passes the kubelet's further calls to the plugin that will serve at the
-// socket, and returns when this plugin handles none any more. The sockets stay until Run
-// ends: the kubelet knows the next plugin a moment after that serves. Call it once.
-func (p *Plugin) HandOver(ctx context.Context, socket string) error {
-	err := p.gate.handOver(ctx, socket)
-	close(p.leaves)
-	return err
-}
-
-// EndForwarding interrupts calls that were passed to the next plugin, which has ended.
-func (p *Plugin) EndForwarding() { p.gate.close() }
-
-// awaitForwarded waits until the calls that were passed on have ended, also after the end
-// of ctx.
-func (p *Plugin) awaitForwarded(ctx context.Context) {
-	if !p.gate.handedOver() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forwardWithin)
-	defer cancel()
-	_ = p.underway.mu.Wait(ctx, func() bool { return len(p.underway.began) == 0 })
-	<-time.After(flushFor)
 }
 
 // tellDataDir is a gRPC interceptor that adds the data directory to the registration's
