@@ -29,14 +29,6 @@ func newRegistry() *prometheus.Registry {
 // doesn't respond.
 const stuckAfter = 3 * time.Minute
 
-// checks has a function for each probe; it returns what is wrong, or nil.
-type checks struct {
-	// healthy: the process needn't be restarted.
-	healthy func() error
-	// ready: claims can be prepared, or there is no driver to prepare them with.
-	ready func() error
-}
-
 // metricsHandler serves /metrics. One metric that can't be collected leaves the others.
 func metricsHandler(gatherer prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
@@ -45,17 +37,17 @@ func metricsHandler(gatherer prometheus.Gatherer) http.Handler {
 }
 
 // healthHandler serves /healthz and /readyz.
-func healthHandler(is checks) http.Handler {
+func healthHandler(healthy, ready func() error) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/healthz", probe(is.healthy))
-	mux.Handle("/readyz", probe(is.ready))
+	mux.Handle("/healthz", probe(healthy))
+	mux.Handle("/readyz", probe(ready))
 	return mux
 }
 
 // serveMetrics answers until ctx ends, over TLS and only to those who may ask if that is
 // configured.
 func (p *program) serveMetrics(ctx context.Context) error {
-	handler := metricsHandler(prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return p.stage.Load().metrics.Gather() }))
+	handler := metricsHandler(prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return p.metrics().Gather() }))
 	var secure *tls.Config
 	if p.cfg.MetricsAuthentication {
 		var err error
@@ -69,10 +61,7 @@ func (p *program) serveMetrics(ctx context.Context) error {
 
 // serveHealth answers until ctx ends.
 func (p *program) serveHealth(ctx context.Context) error {
-	return serve(ctx, "--health-address", p.cfg.HealthAddress, nil, healthHandler(checks{
-		healthy: func() error { return p.stage.Load().healthy() },
-		ready:   func() error { return p.stage.Load().ready() },
-	}))
+	return serve(ctx, "--health-address", p.cfg.HealthAddress, nil, healthHandler(p.healthy, p.ready))
 }
 
 // serve answers on address, which the flag of that name gave, until ctx ends, over TLS if

@@ -34,7 +34,7 @@ func TestMetricsAndProbesAreServedApart(t *testing.T) {
 		want    map[string]int
 	}{
 		"metrics": {metricsHandler(newRegistry()), map[string]int{"/healthz": 404, "/readyz": 404, "/metrics": 200}},
-		"health":  {healthHandler(checks{healthy: func() error { return nil }, ready: notReady}), map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 404}},
+		"health":  {healthHandler(func() error { return nil }, notReady), map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 404}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := map[string]int{}
@@ -61,7 +61,7 @@ func TestServe(t *testing.T) {
 	served := make(chan error)
 	ok := func() error { return nil }
 	go func() {
-		served <- serve(ctx, "--health-address", address, nil, healthHandler(checks{healthy: ok, ready: ok}))
+		served <- serve(ctx, "--health-address", address, nil, healthHandler(ok, ok))
 	}()
 	var resp *http.Response
 	for range 6000 { // until it listens

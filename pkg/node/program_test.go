@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -24,9 +25,23 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 )
 
+// idlePlugin is a plugin that acts, and has nothing to do.
+func idlePlugin(t tenure) *plugin {
+	return &plugin{tenure: t, facts: facts.New("node-a"), driver: &driver.Follower{}}
+}
+
+// requestOf is the request of a plugin of this release.
+func requestOf(pod types.UID) handover.Request {
+	return handover.Request{PodUID: pod, Service: kubelet.ServiceSocket("/var/lib/kubelet", gpu.DriverName, pod), BesideDevicePlugin: true}
+}
+
+// idleProgram is a program whose plugins get requests with requestOf.
+func idleProgram() *program {
+	return &program{cfg: Config{NodeName: "node-a", PodUID: "pod", KubeletRoot: "/var/lib/kubelet"}, idle: newRegistry(), failed: newFailures(), step: func(string) {}}
+}
+
 func TestHandoverIsRefused(t *testing.T) {
-	const root = "/var/lib/kubelet"
-	p := &program{cfg: Config{KubeletRoot: root}, failed: newFailures()}
+	p := idleProgram()
 	p.failed.Next("failed", time.Now())
 	for name, tc := range map[string]struct {
 		tenure tenure
@@ -34,14 +49,18 @@ func TestHandoverIsRefused(t *testing.T) {
 		root   string
 		want   string
 	}{
-		"first plugin":      {pod: "next", root: root},
-		"later plugin":      {tenure: tenure{tookOver: true, predecessor: "before"}, pod: "next", root: root},
-		"plugin before":     {tenure: tenure{tookOver: true, predecessor: "before"}, pod: "before", root: root, want: "has handed over to this one"},
-		"it has failed":     {pod: "failed", root: root, want: "took over and ended"},
+		"first plugin":      {pod: "next"},
+		"later plugin":      {tenure: tenure{tookOver: true, predecessor: "before"}, pod: "next"},
+		"plugin before":     {tenure: tenure{tookOver: true, predecessor: "before"}, pod: "before", want: "has handed over to this one"},
+		"it has failed":     {pod: "failed", want: "took over and ended"},
 		"another directory": {pod: "next", root: "/dev/shm", want: "different --kubelet-root"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := p.refuses(tc.tenure, handover.Request{PodUID: tc.pod, Service: kubelet.ServiceSocket(tc.root, gpu.DriverName, tc.pod)})
+			r := requestOf(tc.pod)
+			if tc.root != "" {
+				r.Service = kubelet.ServiceSocket(tc.root, gpu.DriverName, tc.pod)
+			}
+			err := p.refuses(idlePlugin(tc.tenure), r)
 			if (err == nil) != (tc.want == "") || (err != nil && !strings.Contains(err.Error(), tc.want)) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
@@ -53,10 +72,8 @@ func TestHandoverIsRefused(t *testing.T) {
 // take over again, and that one that fails each time is refused for longer each time.
 func TestFailedSuccessorTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &program{cfg: Config{KubeletRoot: "/var/lib/kubelet"}, failed: newFailures()}
-		refused := func(pod types.UID) bool {
-			return p.refuses(tenure{}, handover.Request{PodUID: pod, Service: kubelet.ServiceSocket(p.cfg.KubeletRoot, gpu.DriverName, pod)}) != nil
-		}
+		p := idleProgram()
+		refused := func(pod types.UID) bool { return p.refuses(idlePlugin(tenure{}), requestOf(pod)) != nil }
 		for _, seconds := range []time.Duration{30, 60, 120, 240, 300, 300} {
 			p.failed.Next("failing", time.Now())
 			if refused("other") {
@@ -81,7 +98,8 @@ func TestPodUIDNeedsTheKubelet(t *testing.T) {
 	for version, want := range map[string]types.UID{"v1.32.9": "", "v1.33.1": "pod", "": ""} {
 		node.Status.NodeInfo.KubeletVersion = version
 		_, ctx := ktesting.NewTestContext(t)
-		p := &program{cfg: Config{NodeName: "node-a", PodUID: "pod", KubeletRoot: "/var/lib/kubelet"}, client: fake.NewClientset(node)}
+		p := idleProgram()
+		p.client = fake.NewClientset(node)
 		if got, err := p.usablePodUID(ctx); got != want || err != nil {
 			t.Errorf("kubelet %q: %q, %v, want %q", version, got, err, want)
 		}
@@ -93,8 +111,9 @@ func TestPodUIDNeedsTheKubelet(t *testing.T) {
 func TestUnknownKubeletIsAskedAgain(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	client := fake.NewClientset()
-	p := &program{cfg: Config{NodeName: "node-a", PodUID: "pod", KubeletRoot: "/var/lib/kubelet", DataDir: t.TempDir()}, client: client}
-	if _, err := p.ask(ctx); err == nil || errors.Is(err, handover.ErrNobody) {
+	p := idleProgram()
+	p.client, p.cfg.DataDir = client, t.TempDir()
+	if _, err := p.ask(ctx, nil); err == nil || errors.Is(err, handover.ErrNobody) {
 		t.Errorf("without the Node: %v", err)
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
@@ -133,21 +152,21 @@ func TestReadyAfterTakingBack(t *testing.T) {
 // doesn't hand over again before the kubelet has registered it, or could have.
 func TestNotHandedOverWhileNobodyIsRegistered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		accepts := func(handover.Request) error { return nil }
-		p := &plugin{tenure: tenure{graceUntil: time.Now().Add(registerWithin), refuses: accepts}, facts: facts.New("node-a"), driver: &driver.Follower{}}
-		if p.refuses(handover.Request{}) == nil {
+		p := idlePlugin(tenure{graceUntil: time.Now().Add(registerWithin)})
+		refuses := func() error { return idleProgram().refuses(p, requestOf("next")) }
+		if refuses() == nil {
 			t.Error("hands over although neither plugin is registered")
 		}
 		p.registered.Store(true)
-		if err := p.refuses(handover.Request{}); err != nil {
+		if err := refuses(); err != nil {
 			t.Errorf("registered: %v", err)
 		}
 		p.registered.Store(false)
 		<-time.After(registerWithin)
-		if err := p.refuses(handover.Request{}); err != nil {
+		if err := refuses(); err != nil {
 			t.Errorf("the kubelet doesn't register it: %v", err)
 		}
-		if err := (&plugin{tenure: tenure{refuses: accepts}, facts: facts.New("node-a"), driver: &driver.Follower{}}).refuses(handover.Request{}); err != nil {
+		if err := idleProgram().refuses(idlePlugin(tenure{}), requestOf("next")); err != nil {
 			t.Errorf("it hasn't taken the node back: %v", err)
 		}
 	})
@@ -159,21 +178,22 @@ func TestNotHandedOverToOneThatCannotRegister(t *testing.T) {
 	const devicePlugin, draDriver = "a device plugin offers 8 nvidia.com/gpu", "another DRA driver is alive"
 	for name, tc := range map[string]struct {
 		devicePlugin, draDriver string
-		request                 handover.Request
+		older                   bool
 		want                    string
 	}{
-		"alone":                      {request: handover.Request{BesideDevicePlugin: true}},
-		"alone, to an older release": {},
-		"beside a device plugin":     {devicePlugin: devicePlugin, request: handover.Request{BesideDevicePlugin: true}},
-		"beside a device plugin, to an older release": {devicePlugin: devicePlugin, want: devicePlugin},
-		"beside a DRA driver":                         {draDriver: draDriver, request: handover.Request{BesideDevicePlugin: true}, want: draDriver},
+		"alone":                      {},
+		"alone, to an older release": {older: true},
+		"beside a device plugin":     {devicePlugin: devicePlugin},
+		"beside a device plugin, to an older release": {devicePlugin: devicePlugin, older: true, want: devicePlugin},
+		"beside a DRA driver":                         {draDriver: draDriver, want: draDriver},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &plugin{tenure: tenure{refuses: func(handover.Request) error { return nil }}, facts: facts.New("node-a"), driver: &driver.Follower{}}
+			p, r := idlePlugin(tenure{}), requestOf("next")
+			r.BesideDevicePlugin = !tc.older
 			p.registered.Store(true)
 			p.facts.SawNode(true, tc.devicePlugin)
 			p.facts.SetOtherDriver(tc.draDriver)
-			err := p.refuses(tc.request)
+			err := idleProgram().refuses(p, r)
 			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
@@ -190,10 +210,8 @@ func TestRequestOfThisRelease(t *testing.T) {
 	defer acting.Wait()
 	defer cancel()
 	uid := types.UID("next")
-	p := &program{
-		cfg: Config{KubeletRoot: "/var/lib/kubelet", DataDir: t.TempDir()}, podUID: &uid, refused: true,
-		opener: driver.NewOpener(driverroot.NewHost(t.TempDir()), ""),
-	}
+	p := idleProgram()
+	p.cfg.DataDir, p.podUID, p.opener = t.TempDir(), &uid, driver.NewOpener(driverroot.NewHost(t.TempDir()), "")
 	requests := make(chan handover.Request, 1)
 	acting.Go(func() {
 		_, _ = handover.Await(ctx, datadir.HandoverSocketOf(p.cfg.DataDir), func(r handover.Request) error {
@@ -202,7 +220,7 @@ func TestRequestOfThisRelease(t *testing.T) {
 		})
 	})
 	for {
-		_, err := p.ask(ctx)
+		_, err := p.ask(ctx, handover.ErrRefused)
 		if errors.Is(err, handover.ErrRefused) {
 			break
 		}
@@ -218,12 +236,18 @@ func TestRequestOfThisRelease(t *testing.T) {
 
 // TestHangingDiskIsUnhealthy checks the health of a plugin that opens its state.
 func TestHangingDiskIsUnhealthy(t *testing.T) {
-	if err := opensUntil(time.Now().Add(openWithin))(); err != nil {
-		t.Error(err)
-	}
-	if opensUntil(time.Now().Add(-time.Second))() == nil {
-		t.Error("healthy after the deadline")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		p := idleProgram()
+		p.enter(stage{state: opening})
+		<-time.After(openWithin)
+		if err := p.healthy(); err != nil {
+			t.Error(err)
+		}
+		<-time.After(time.Second)
+		if p.healthy() == nil {
+			t.Error("healthy after the deadline")
+		}
+	})
 }
 
 // TestReadyBesideAnOlderRelease checks that a plugin becomes ready even if the acting one
@@ -236,23 +260,24 @@ func TestReadyBesideAnOlderRelease(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		p := &program{cfg: Config{DataDir: path}, idle: newRegistry()}
-		p.setIdle(errNotActing)
+		p := idleProgram()
+		p.cfg.PodUID, p.cfg.DataDir = "", path
+		p.enter(stage{state: waiting, unready: errNotActing})
 		type result struct {
 			tenure tenure
 			err    error
 		}
 		acquired := make(chan result)
 		go func() {
-			tenure, err := p.acquire(ctx)
+			tenure, err := p.wait(ctx)
 			acquired <- result{tenure, err}
 		}()
 		<-time.After(standByAfter - time.Second)
-		if p.stage.Load().ready() == nil {
+		if p.ready() == nil {
 			t.Error("ready at once: the acting plugin may be starting")
 		}
 		<-time.After(askEvery + 2*time.Second)
-		if err := p.stage.Load().ready(); err != nil {
+		if err := p.ready(); err != nil {
 			t.Errorf("%s later: %v, want it ready", standByAfter, err)
 		}
 		if err := acting.Close(); err != nil {
@@ -263,7 +288,7 @@ func TestReadyBesideAnOlderRelease(t *testing.T) {
 			t.Errorf("after the end of the acting plugin: %+v", r)
 		}
 		cancel()
-		if err := r.tenure.close(); err != nil {
+		if err := r.tenure.dir.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -284,11 +309,20 @@ func TestUnregisteredSuccessorEnds(t *testing.T) {
 		"registered beside it": {tookOver: true, registered: true, conflict: "another DRA driver is alive"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			// The path is too long for a socket: a wait for a connection would stop the clock.
+			dir, err := datadir.Lock(t.Context(), filepath.Join(t.TempDir(), strings.Repeat("x", 100)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dir.Close()
 			synctest.Test(t, func(t *testing.T) {
-				p := &plugin{tenure: tenure{tookOver: tc.tookOver}, facts: facts.New("node-a")}
-				p.facts.SetOtherDriver(tc.conflict)
-				p.registered.Store(tc.registered)
-				if err := p.isRegisteredInTime(t.Context()); (err != nil) != tc.ends {
+				plugin := idlePlugin(tenure{tookOver: tc.tookOver})
+				plugin.dir = dir
+				plugin.facts.SetOtherDriver(tc.conflict)
+				plugin.registered.Store(tc.registered)
+				ctx, cancel := context.WithTimeout(t.Context(), registerWithin+time.Second)
+				defer cancel()
+				if _, err := idleProgram().offer(ctx, plugin); (err != nil) != tc.ends {
 					t.Errorf("got %v", err)
 				}
 			})

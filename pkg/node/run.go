@@ -10,8 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
@@ -55,6 +55,7 @@ const stopWithin = 25 * time.Second
 type plugin struct {
 	cfg        Config
 	tenure     tenure
+	podUID     types.UID
 	dir        *datadir.Dir
 	client     kubernetes.Interface
 	journal    *journal.Journal
@@ -73,28 +74,35 @@ type plugin struct {
 	driver     *driver.Follower
 	metrics    *prometheus.Registry
 	registered atomic.Bool
-	// onHandedOver is called when another plugin has taken over.
-	onHandedOver func()
+
+	// parts that run. cancel ends all of them, and cancelWork those that use the journal and
+	// the hardware; worked is closed when these have ended.
+	parts      *errgroup.Group
+	cancel     context.CancelFunc
+	cancelWork context.CancelCauseFunc
+	worked     chan struct{}
 }
 
-func newPlugin(cfg Config, api *rest.Config, client kubernetes.Interface, t tenure) (_ *plugin, err error) {
-	p := &plugin{cfg: cfg, tenure: t, dir: t.dir, client: client, metrics: newRegistry(), onHandedOver: func() {}}
+// newPlugin returns the plugin for a tenure. podUID is empty if plugins can't hand over to
+// each other on this node.
+func newPlugin(by *program, t tenure, podUID types.UID) (_ *plugin, err error) {
+	p := &plugin{cfg: by.cfg, tenure: t, podUID: podUID, dir: t.dir, client: by.client, metrics: newRegistry(), worked: make(chan struct{})}
 	bootID, err := bootid.Read()
 	if err != nil {
 		return nil, err
 	}
-	host := driverroot.NewHost(cfg.HostRoot)
+	host := driverroot.NewHost(p.cfg.HostRoot)
 	if err := p.openState(host); err != nil {
 		return nil, err
 	}
-	if err := p.build(api, host, bootID); err != nil {
+	if err := p.build(by, host, bootID); err != nil {
 		return nil, errors.Join(err, p.journal.Close())
 	}
 	return p, nil
 }
 
 // build builds the parts, each from those before it.
-func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (err error) {
+func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err error) {
 	cfg := p.cfg
 	p.warnings = newWarnings(p.client, cfg.NodeName)
 	p.statuses = claimstatus.New(p.client, gpu.DriverName, cfg.NodeName)
@@ -119,7 +127,7 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 		Warn:                p.warnings.warnHolder, Step: failpoint.Step(),
 	})
 	p.reporter, err = report.New(report.Config{
-		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: api,
+		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: by.api,
 		Facts: p.facts, Seen: p.ask,
 	})
 	if err != nil {
@@ -144,11 +152,11 @@ func (p *plugin) build(api *rest.Config, host driverroot.Host, bootID string) (e
 			NodeName: cfg.NodeName, Journal: p.journal, Partitions: p.partitions, Sharing: p.sharing, Preparer: p.preparer,
 			Health: p.health, Readings: p.readings,
 		},
-		BootID: bootID, Opener: p.tenure.opener, Specs: p.specs, Facts: p.facts, Step: failpoint.Step(), Registerer: p.metrics,
+		BootID: bootID, Opener: by.opener, Specs: p.specs, Facts: p.facts, Step: failpoint.Step(), Registerer: p.metrics,
 	})
 	devices := deviceHealth{pool: cfg.NodeName, journal: p.journal, facts: p.facts, outdated: p.facts.Outdated}
 	p.kubelet = kubelet.New(kubelet.Config{
-		Driver: gpu.DriverName, Root: cfg.KubeletRoot, PodUID: p.tenure.podUID, DataDir: cfg.DataDir,
+		Driver: gpu.DriverName, Root: cfg.KubeletRoot, PodUID: p.podUID, DataDir: cfg.DataDir,
 		Client: p.client, Claims: p.preparer, Health: devices.report,
 		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
 	})
@@ -191,37 +199,54 @@ func (p *plugin) openState(host driverroot.Host) error {
 	return nil
 }
 
-// run runs the plugin until ctx ends or a part can't go on. If another plugin takes
-// over, it passes the kubelet's calls on to that one, and returns takenBackError when
-// that one has ended.
-func (p *plugin) run(ctx context.Context) error {
-	group, ctx := errgroup.WithContext(ctx)
-	working, stop := context.WithCancel(ctx)
-	defer stop()
-	stopped := make(chan struct{})
-	group.Go(func() error {
-		defer close(stopped)
+// start starts the parts. The context that it returns ends with ctx, or when a part can't go
+// on.
+func (p *plugin) start(ctx context.Context) context.Context {
+	ctx, p.cancel = context.WithCancel(ctx)
+	p.parts, ctx = errgroup.WithContext(ctx)
+	working, cancelWork := context.WithCancelCause(ctx)
+	p.cancelWork = cancelWork
+	p.parts.Go(func() error {
+		defer close(p.worked)
 		return p.work(working)
 	})
-	group.Go(func() error {
+	p.parts.Go(func() error {
 		if err := p.mayRegister(working); err != nil {
 			return nil //nolint:nilerr // the context's end: nothing to register any more
 		}
 		return p.kubelet.Run(ctx)
 	})
-	group.Go(func() error { return p.isRegisteredInTime(working) })
-	group.Go(func() error {
-		return p.handOver(ctx, func(ctx context.Context) error {
-			stop()
-			select {
-			case <-stopped:
-				return nil
-			case <-ctx.Done():
-				return fmt.Errorf("wait for the plugin's parts to end: %w", ctx.Err())
-			}
-		})
-	})
-	return endWithin(ctx, stopWithin, p.driver.AwaitReset, group.Wait)
+	return ctx
+}
+
+// endWork ends the parts that use the journal and the hardware, which stays as it is, for
+// another plugin. It returns an error if something may use them still.
+func (p *plugin) endWork(ctx context.Context) error {
+	p.cancelWork(driver.ErrHandedOver)
+	select {
+	case <-p.worked:
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the plugin's parts to end: %w", ctx.Err())
+	}
+	if p.driver.StaysOpen() {
+		return errors.New("NVML isn't shut down: a call into the driver doesn't return, and could change the hardware later")
+	}
+	return nil
+}
+
+// end ends all parts. It returns the error of the first one that couldn't go on, or an error
+// if they have not ended that long after a reset.
+func (p *plugin) end() error {
+	p.cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- p.parts.Wait() }()
+	p.driver.AwaitReset()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(stopWithin):
+		return fmt.Errorf("the plugin did not stop within %s and is terminated", stopWithin)
+	}
 }
 
 // work runs the parts that use the journal and the hardware until ctx ends or one can't
@@ -244,25 +269,6 @@ func (p *plugin) work(ctx context.Context) error {
 	group.Go(func() error { p.readings.Run(ctx); return nil })
 	group.Go(func() error { return p.statuses.Run(ctx) })
 	return group.Wait()
-}
-
-// endWithin returns the result of wait, or an error if wait has not returned that
-// long after ctx has ended and awaitReset has returned.
-func endWithin(ctx context.Context, within time.Duration, awaitReset func(), wait func() error) error {
-	ended := make(chan error, 1)
-	go func() { ended <- wait() }()
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-	}
-	awaitReset()
-	select {
-	case err := <-ended:
-		return err
-	case <-time.After(within):
-		return fmt.Errorf("the plugin did not stop within %s and is terminated", within)
-	}
 }
 
 // mayRegister waits until the kubelet's calls can be handled. Another driver isn't waited
@@ -312,7 +318,7 @@ func (p *plugin) onRegistered(time.Time) {
 // a plugin that isn't ready. It must not stop at a missing or broken driver, which the
 // node's GPUInventory reports.
 func (p *plugin) ready() error {
-	if p.registered.Load() || p.facts.NoDriver() || p.tenure.wasReady && p.inGrace() {
+	if p.registered.Load() || p.facts.NoDriver() || p.tenure.wasReady && p.tenure.inGrace() {
 		return nil
 	}
 	if known, _ := p.facts.State(); known.DRADriver != "" {

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 
 	"github.com/tessera-dra/tessera/pkg/node/driver"
@@ -79,13 +80,14 @@ func TestSuccessorHasSeenTheNode(t *testing.T) {
 func TestEndIsNotWaitedForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := make(chan error)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := endWithin(ctx, stopWithin, func() {}, func() error { return <-hangs }); err == nil || !strings.Contains(err.Error(), "did not stop") {
+		p := idlePlugin(tenure{})
+		p.cancel, p.parts = func() {}, &errgroup.Group{}
+		p.parts.Go(func() error { return <-hangs })
+		if err := p.end(); err == nil || !strings.Contains(err.Error(), "did not stop") {
 			t.Errorf("got %v, want an error that says that the plugin did not stop", err)
 		}
-		hangs <- nil
-		if err := endWithin(ctx, stopWithin, func() {}, func() error { return os.ErrClosed }); !errors.Is(err, os.ErrClosed) {
+		hangs <- os.ErrClosed
+		if err := p.end(); !errors.Is(err, os.ErrClosed) {
 			t.Errorf("got %v, want what the parts returned", err)
 		}
 	})

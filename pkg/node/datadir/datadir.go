@@ -100,11 +100,9 @@ func openLock(dir string) (*os.File, error) {
 // Close lets another plugin use the directory.
 func (d *Dir) Close() error { return d.lock.Close() }
 
-// HandOver calls give, which sends the lock to another plugin, and closes this one's copy. If
-// give fails, any plugin may lock the directory.
-func (d *Dir) HandOver(give func(lock *os.File) error) error {
-	return errors.Join(give(d.lock), d.lock.Close())
-}
+// File returns the locked file. The process that it is sent to has the lock, too; it alone once
+// this one has called Close.
+func (d *Dir) File() *os.File { return d.lock }
 
 // Adopt returns the directory at path with the lock that another plugin has sent. It closes
 // the file if it returns an error.

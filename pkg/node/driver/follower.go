@@ -47,6 +47,10 @@ type Config struct {
 	Registerer prometheus.Registerer
 }
 
+// ErrHandedOver is the cause of the end of Run's context if another plugin takes the hardware
+// as it is: nothing is restored on the GPUs.
+var ErrHandedOver = errors.New("another plugin takes over the hardware")
+
 // Follower keeps the other parts' knowledge of the driver and the GPUs up to date.
 type Follower struct {
 	cfg Config
@@ -57,8 +61,6 @@ type Follower struct {
 	// staysOpen: a session could not be closed.
 	staysOpen atomic.Bool
 	listening listening
-	// handsOver: another plugin takes the hardware as it is.
-	handsOver atomic.Bool
 	// resetting is held while a GPU is being reset.
 	resetting sync.Mutex
 
@@ -97,12 +99,6 @@ func (f *Follower) StaysOpen() bool { return f.staysOpen.Load() }
 // StopListening ends the wait for events, which may take a second, so that the end of Run
 // doesn't take that long. Events that come later are not seen. It returns earlier if ctx ends.
 func (f *Follower) StopListening(ctx context.Context) { f.listening.stop(ctx) }
-
-// HandOver says that another plugin takes over: nothing is restored on the GPUs when Run ends.
-func (f *Follower) HandOver() { f.handsOver.Store(true) }
-
-// HandsOver reports whether HandOver was called.
-func (f *Follower) HandsOver() bool { return f.handsOver.Load() }
 
 // Looked returns a channel that is closed when the driver has been looked for once,
 // and the hardware agrees with the journal, or RecoverWithin has passed, if there is one.
@@ -245,7 +241,7 @@ func (f *Follower) beforeClose(ctx context.Context, arrived <-chan struct{}, why
 		f.cfg.suspend()
 		return
 	}
-	if ctx.Err() != nil && !f.handsOver.Load() {
+	if ctx.Err() != nil && !errors.Is(context.Cause(ctx), ErrHandedOver) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
 		defer cancel()
 		f.cfg.Restore(ctx)
