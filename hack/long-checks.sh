@@ -57,8 +57,11 @@ browser() { test/browser/run.sh; }
 agreement() { "${GO:-go}" test -tags agreement -count 1 -timeout 20m -v ./test/agreement; }
 
 # powerloss cuts the power with all kinds of devices, and loses names and data at random. It
-# makes the disk fail with all kinds of devices, too.
-powerloss() { "${GO:-go}" test -count 1 -timeout 60m -run 'TestPowerLoss|TestDiskFaults' ./pkg/node -args -everything; }
+# makes the disk fail with all kinds of devices, too, and ends prepares at each step in all ways.
+powerloss() {
+	"${GO:-go}" test -count 1 -timeout 60m -run 'TestPowerLoss|TestDiskFaults' ./pkg/node -args -everything
+	"${GO:-go}" test -count 1 -timeout 20m -run TestCrash ./pkg/node/prepare -args -everything
+}
 
 # races plays 10,000 operations, with the race detector.
 races() { "${GO:-go}" test -race -count 1 -timeout 20m -v -run TestRaces ./pkg/node -args -everything; }

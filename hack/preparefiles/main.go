@@ -27,8 +27,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
+	"github.com/tessera-dra/tessera/pkg/node/events"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
@@ -183,10 +185,11 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	first, _ := names.Name(gpu.Whole{GPU: there.GPUs[0].UUID})
 	ctx, cancel := context.WithCancel(context.Background())
 	go shares.Watch(ctx)
+	client := fake.NewClientset()
 	return &running{ctx: ctx, stop: cancel, first: first, preparer: prepare.New(prepare.Config{
-		Journal: j, CDI: specs, Containers: marks, Inventory: known, Partitions: partitions, Sharing: shares,
-		Holders: prepare.NewCluster(draclient.New(fake.NewClientset()), gpu.DriverName, pool),
-		Driver:  gpu.DriverName, Pool: pool, BootID: bootID,
+		Journal: j, Facts: known, Containers: marks, Partitions: partitions, Sharing: shares, Specs: specs,
+		Events: events.New("preparefiles", pool), Statuses: claimstatus.New(client, gpu.DriverName, pool), Cluster: draclient.New(client),
+		Driver: gpu.DriverName, Pool: pool, BootID: bootID,
 	})}, nil
 }
 

@@ -117,13 +117,6 @@ func (c *computer) smi(_ context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// staying says that all claims are in use.
-type staying struct{}
-
-func (staying) Look(context.Context, prepare.Holder) (prepare.Standing, error) {
-	return prepare.Standing{Reason: "its pod uses it"}, nil
-}
-
 // onDisk is a plugin without a kubelet and an API server, whose files are on the
 // computer's disk.
 type onDisk struct {
@@ -203,10 +196,23 @@ func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Container
 	p.sharing = sharing.New(sharing.Config{
 		Journal: p.journal, BootID: c.bootID(), Prepared: prepared, Daemons: c.daemons, ExclusiveProcess: true,
 	})
+	w, err := newWriters(known)
+	if err != nil {
+		return err
+	}
+	server := claimReader(p.claimInUse)
 	p.preparer = prepare.New(prepare.Config{
-		Journal: p.journal, CDI: specs, Containers: marks, Inventory: known, Partitions: p.partitions, Sharing: p.sharing,
-		Holders: staying{}, Driver: gpu.DriverName, Pool: "node-0", BootID: c.bootID(),
+		Journal: p.journal, Facts: known, Containers: marks, Partitions: p.partitions, Sharing: p.sharing, Specs: specs,
+		Events: w.events, Statuses: w.statuses, Reporter: w.reporter, Cluster: server, Version: server,
+		Driver: gpu.DriverName, Pool: "node-0", BootID: c.bootID(),
 	})
+	writing, stop := context.WithCancel(p.ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.run(writing)
+	}()
+	p.ends = append(p.ends, func() error { stop(); <-ended; return nil })
 	p.partitions.SetHardware(c.hw)
 	p.sharing.SetHardware(c.hw, c.smi)
 	p.sharing.SetTimeSlices(map[gpu.UUID]string{gpus[1].UUID: "Long"})
@@ -230,6 +236,16 @@ func (p *onDisk) end() error {
 		p.ends = p.ends[:len(p.ends)-1]
 	}
 	return errors.Join(errs...)
+}
+
+// claimInUse is the API server's view of a claim: its pod uses all that it was prepared with.
+func (p *onDisk) claimInUse(_ context.Context, name string) (*resourceapi.ResourceClaim, error) {
+	r, _ := p.journal.Claim(name)
+	var devices []gpu.DeviceName
+	for _, h := range r.Holdings {
+		devices = append(devices, h.Device)
+	}
+	return inUse(claimOf(name, devices...)), nil
 }
 
 // leaveHost ends everything that no claim needs.

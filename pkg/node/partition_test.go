@@ -37,13 +37,6 @@ import (
 	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
-// leaving says of every holder that it goes.
-type leaving struct{}
-
-func (leaving) Look(context.Context, prepare.Holder) (prepare.Standing, error) {
-	return prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}, nil
-}
-
 var installed nodetest.Driver
 
 func TestMain(m *testing.M) {
@@ -105,8 +98,13 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 		sharing: sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: d.daemons, ExclusiveProcess: true}),
 	}
 	marks := startContainers(t)
+	w, err := newWriters(d.facts)
+	if err != nil {
+		t.Fatal(err)
+	}
 	parts.preparer = prepare.New(prepare.Config{
-		Journal: j, CDI: d.specs, Containers: marks, Inventory: d.facts, Partitions: parts.partitions, Sharing: parts.sharing, Holders: leaving{},
+		Journal: j, Facts: d.facts, Containers: marks, Partitions: parts.partitions, Sharing: parts.sharing, Specs: d.specs,
+		Events: w.events, Statuses: w.statuses, Reporter: w.reporter, Cluster: claimReader(deletedClaims), Version: claimReader(deletedClaims),
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
 	d.health = healthmonitor.New(healthmonitor.Config{
@@ -125,6 +123,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 			t.Error(err)
 		}
 	})
+	tasks.Go(func() { w.run(running) })
 	tasks.Go(func() { d.partitions.Run(running) })
 	tasks.Go(func() { d.sharing.Run(running) })
 	end = sync.OnceFunc(func() { cancel(); tasks.Wait() })

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
@@ -192,16 +192,16 @@ func (w *world) startContainer(s *modelClaim) {
 	}
 }
 
-// look returns the API server's view of a claim.
-func (w *world) look(uid types.UID) prepare.Standing {
+// read returns the API server's view of a claim.
+func (w *world) read(ctx context.Context, name string) (*resourceapi.ResourceClaim, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.claims {
-		if s.name == string(uid) && !s.unused {
-			return prepare.Standing{Reason: "pod pod-" + s.name + " uses it"}
+		if s.name == name && !s.unused {
+			return inUse(s.claim), nil
 		}
 	}
-	return prepare.Standing{AwaitsUnprepare: true, Reason: "no pod uses the claim any more"}
+	return deletedClaims(ctx, name)
 }
 
 // checkFailures checks that each failure has a reason.

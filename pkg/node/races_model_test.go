@@ -1,7 +1,7 @@
 package node
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -163,72 +163,31 @@ func (s *modelClaim) after() claimState {
 	return state
 }
 
-// pods are the containers of the node, and the marks of claims.
+// pods are the containers of the node, whose processes the plugin sees in the host's /proc, and
+// on GPUs.
 type pods struct {
-	dir string
+	dir string // of the claims' marks
 	c   *computer
 
 	mu sync.Mutex
-	// running has a channel for each claim with a container, which is closed when that ends.
-	running map[string]chan struct{}
-	pid     map[string]int
-	pids    int
+	// pid has the process of each claim with a container.
+	pid  map[string]int
+	pids int
 }
 
 func (p *pods) path(uid string) string { return filepath.Join(p.dir, uid) }
 
-func (p *pods) mark(uid string) (hostPath, containerPath string, _ error) {
-	return p.path(uid), "/dev/tessera/" + uid, os.WriteFile(p.path(uid), nil, 0o600)
-}
-
-func (p *pods) unmark(uid string) error {
-	if err := os.Remove(p.path(uid)); err != nil && !os.IsNotExist(err) {
-		return err
-	}
-	return nil
-}
-
-func (p *pods) marks() ([]string, error) {
-	entries, err := os.ReadDir(p.dir)
-	var uids []string
-	for _, e := range entries {
-		uids = append(uids, e.Name())
-	}
-	return uids, err
-}
-
-// recover makes the directory again, which the plugin removes when it leaves the host.
-func (p *pods) recover() error { return os.MkdirAll(p.dir, 0o755) }
-
-// awaitEnd deletes the claim's mark and waits for the end of its container.
-func (p *pods) awaitEnd(ctx context.Context, uid string) error {
-	if err := p.unmark(uid); err != nil {
-		return err
-	}
-	p.mu.Lock()
-	ended := p.running[uid]
-	p.mu.Unlock()
-	if ended == nil {
-		return nil
-	}
-	select {
-	case <-ended:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("%w: a container of claim %s", context.Cause(ctx), uid)
-	}
-}
-
 // start starts a container with the claim's devices, as a runtime does by the CDI spec.
 func (p *pods) start(s *modelClaim, spec string) error {
-	for _, file := range []string{spec, p.path(string(s.claim.UID))} {
+	uid := string(s.claim.UID)
+	for _, file := range []string{spec, p.path(uid)} {
 		if _, err := os.Stat(file); err != nil {
 			return err
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.running[string(s.claim.UID)] != nil {
+	if p.pid[uid] != 0 {
 		return nil
 	}
 	p.pids++
@@ -238,9 +197,16 @@ func (p *pods) start(s *modelClaim, spec string) error {
 			return err
 		}
 	}
-	p.running[string(s.claim.UID)], p.pid[string(s.claim.UID)] = make(chan struct{}), p.pids
-	return nil
+	p.pid[uid] = p.pids
+	proc, mount := p.proc(p.pids), fmt.Sprintf("1 1 0:1 %s /dev/tessera/%s ro - tmpfs tmpfs rw\n", p.path(uid), uid)
+	return errors.Join(
+		os.MkdirAll(filepath.Join(proc, "ns"), 0o755),
+		os.Symlink(fmt.Sprintf("mnt:[%d]", p.pids), filepath.Join(proc, "ns/mnt")),
+		os.WriteFile(filepath.Join(proc, "mountinfo"), []byte(mount), 0o600),
+	)
 }
+
+func (p *pods) proc(pid int) string { return p.c.host.Path(fmt.Sprintf("/proc/%d", pid)) }
 
 // use has a process use a device's silicon.
 func (p *pods) use(d gpu.Device, pid int) error {
@@ -270,16 +236,16 @@ func (p *pods) release(pid int) {
 func (p *pods) isRunning(uid string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.running[uid] != nil
+	return p.pid[uid] != 0
 }
 
 // stop ends the claim's container.
 func (p *pods) stop(uid string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if ended := p.running[uid]; ended != nil {
-		p.release(p.pid[uid])
-		close(ended)
-		delete(p.running, uid)
+	if pid := p.pid[uid]; pid != 0 {
+		p.release(pid)
+		_ = os.RemoveAll(p.proc(pid)) // of the test's own
+		delete(p.pid, uid)
 	}
 }

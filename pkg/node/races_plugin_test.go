@@ -16,6 +16,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -131,11 +132,16 @@ func (p *process) start() error {
 	if n := len(p.journal.Claims().Unreadable()) + len(p.journal.UnreadableGPUs()) + len(p.journal.UnreadableSettings()); n > 0 {
 		p.w.broken("a record can't be read", "%d records", n)
 	}
-	p.specs = cdi.New(cdi.Config{Dir: c.cdi(), HookPath: hook, Host: c.host, Mark: p.w.pods.mark})
-	if err := errors.Join(p.dir.Check(p.specs), p.specs.Tidy(), p.w.pods.recover()); err != nil {
+	// Run, which waits in the kernel, would keep time from passing in the bubble.
+	marks, err := containers.New(p.dir.Marks(), c.host.Path)
+	if err != nil {
 		return err
 	}
-	if err := p.wire(); err != nil {
+	p.specs = cdi.New(cdi.Config{Dir: c.cdi(), HookPath: hook, Host: c.host, Mark: marks.Mark})
+	if err := errors.Join(p.dir.Check(p.specs), p.specs.Tidy(), marks.Recover()); err != nil {
+		return err
+	}
+	if err := p.wire(marks); err != nil {
 		return err
 	}
 	p.running.Go(func() { p.partitions.Run(p.ctx) })
@@ -149,7 +155,7 @@ func (p *process) start() error {
 }
 
 // wire builds the parts and gives them the hardware, as soon as that answers.
-func (p *process) wire() error {
+func (p *process) wire(marks *containers.Containers) error {
 	c, known := p.w.c, facts.New("node-0")
 	session, gpus := p.read()
 	p.session = session.Session // nothing closes it: a call may be under way when the process is killed
@@ -167,9 +173,15 @@ func (p *process) wire() error {
 	p.sharing = sharing.New(sharing.Config{
 		Journal: p.journal, BootID: p.bootID, Prepared: prepared, Daemons: daemons{p}, ExclusiveProcess: true, Step: p.step,
 	})
+	writers, err := newWriters(known)
+	if err != nil {
+		return err
+	}
+	p.running.Go(func() { writers.run(p.ctx) })
+	server := claimReader(p.readClaim)
 	p.preparer = prepare.New(prepare.Config{
-		Journal: p.journal, CDI: specsOf{p.specs, p}, Containers: containersOf{p}, Inventory: known,
-		Partitions: p.partitions, Sharing: p.sharing, Holders: holdersOf{p},
+		Journal: p.journal, Facts: known, Containers: marks, Partitions: p.partitions, Sharing: p.sharing, Specs: p.specs,
+		Events: writers.events, Statuses: writers.statuses, Reporter: writers.reporter, Cluster: server, Version: server,
 		Driver: gpu.DriverName, Pool: "node-0", BootID: p.bootID, Step: p.step,
 	})
 	p.partitions.SetHardware(hardware{session.Session, p})

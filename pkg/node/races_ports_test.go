@@ -1,17 +1,16 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"path/filepath"
 	"runtime"
 	"time"
 
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
-	"github.com/tessera-dra/tessera/pkg/node/cdi"
-	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -116,40 +115,13 @@ func (d daemons) Watch(ctx context.Context, f func(mps.Report)) error {
 	})
 }
 
-// specsOf is the CDI directory of a process.
-type specsOf struct {
-	*cdi.Specs
-	p *process
-}
-
-func (s specsOf) Write(uid string, devices map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName][]string, error) {
-	return call(s.p, "write "+uid, func() (map[gpu.DeviceName][]string, error) { return s.Specs.Write(uid, devices) })
-}
-
-func (s specsOf) Remove(uid string) error {
-	return call0(s.p, "remove "+uid, func() error { return s.Specs.Remove(uid) })
-}
-
-// containersOf and holdersOf are what a process sees of the world.
-type containersOf struct{ p *process }
-
-func (c containersOf) AwaitEnd(ctx context.Context, uid string, _ []kubeletplugin.NamespacedObject) error {
-	return call0(c.p, "await end "+uid, func() error { return c.p.w.pods.awaitEnd(ctx, uid) })
-}
-
-func (c containersOf) Forget(uid string) error {
-	return call0(c.p, "forget "+uid, func() error { return c.p.w.pods.unmark(uid) })
-}
-
-func (c containersOf) Marks() ([]string, error) { return c.p.w.pods.marks() }
-
-type holdersOf struct{ p *process }
-
-func (h holdersOf) Look(ctx context.Context, holder prepare.Holder) (prepare.Standing, error) {
-	return call(h.p, "look "+string(holder.UID), func() (prepare.Standing, error) {
-		if h.p.w.isServerAway() {
-			return prepare.Standing{}, errServerAway
+// readClaim reads a claim from the API server.
+func (p *process) readClaim(ctx context.Context, name string) (*resourceapi.ResourceClaim, error) {
+	return call(p, "look "+name, func() (*resourceapi.ResourceClaim, error) {
+		if p.w.isServerAway() {
+			return nil, errServerAway
 		}
-		return h.p.w.look(holder.UID), ctx.Err()
+		c, err := p.w.read(ctx, name)
+		return c, cmp.Or(err, ctx.Err())
 	})
 }

@@ -51,7 +51,7 @@ func play(c *computer, h history, outcomes map[string]int) (broken string, trace
 			w.broken("the supervisor is asked for what must not be", format, args...)
 		},
 	}
-	w.pods = &pods{dir: filepath.Join(c.data(), "containers"), c: c, running: map[string]chan struct{}{}, pid: map[string]int{}}
+	w.pods = &pods{dir: filepath.Join(c.data(), "containers"), c: c, pid: map[string]int{}}
 	for n := range claimCount {
 		w.claims = append(w.claims, &modelClaim{number: n, name: fmt.Sprintf("c%d", n), state: gone})
 	}

@@ -10,15 +10,15 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // noEvents drops events.
 type noEvents struct{}
 
-func (noEvents) OnPod(healthmonitor.Pod, string, string) {}
-func (noEvents) OnNode(string, string, string)           {}
+func (noEvents) WarnPod(string, holding.Pod, string, string) {}
+func (noEvents) OnNode(string, string, string)               {}
 
 // TestPrepareWaitsForReset checks that a GPU is neither reset while a claim has any of
 // it nor given to a claim while it is reset, and that partitions are made again

@@ -11,7 +11,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 
@@ -27,6 +29,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
+	"github.com/tessera-dra/tessera/pkg/node/events"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -61,7 +64,7 @@ type plugin struct {
 	journal    *journal.Journal
 	containers *containers.Containers
 	specs      *cdi.Specs
-	warnings   *warnings
+	events     *events.Events
 	facts      *facts.Facts
 	reporter   *report.Reporter
 	partitions *partition.Manager
@@ -104,7 +107,7 @@ func newPlugin(by *program, t tenure, podUID types.UID) (_ *plugin, err error) {
 // build builds the parts, each from those before it.
 func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err error) {
 	cfg := p.cfg
-	p.warnings = newWarnings(p.client, cfg.NodeName)
+	p.events = events.New(userAgent, cfg.NodeName)
 	p.statuses = claimstatus.New(p.client, gpu.DriverName, cfg.NodeName)
 	p.facts = facts.New(cfg.NodeName)
 	p.partitions = partition.New(partition.Config{
@@ -124,7 +127,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 		Journal: p.journal, Daemons: daemons, BootID: bootID, Prepared: prepared, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
 		Registerer: p.metrics, ConditionsChanged: p.facts.RereadGPUs,
 		DaemonFaultsChanged: func() { wake(faultsChanged) },
-		Warn:                p.warnings.warnHolder, Step: failpoint.Step(),
+		Warn:                p.events.WarnHolder, Step: failpoint.Step(),
 	})
 	p.reporter, err = report.New(report.Config{
 		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: by.api,
@@ -134,17 +137,15 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 		return err
 	}
 	p.preparer = prepare.New(prepare.Config{
-		Journal: p.journal, CDI: p.specs, Containers: p.containers, Inventory: p.facts, Partitions: p.partitions, Sharing: p.sharing,
-		Holders: prepare.NewCluster(draclient.New(p.client), gpu.DriverName, cfg.NodeName),
-		Driver:  gpu.DriverName, Pool: cfg.NodeName, BootID: bootID,
-		Registerer: p.metrics, ConditionsChanged: p.facts.Reread, OnPrepared: p.statuses.Enqueue, Event: p.warnings.event,
-		ReportDoubleAllocation: p.reportDoubleAllocation,
-		Step:                   failpoint.Step(),
+		Journal: p.journal, Facts: p.facts, Containers: p.containers, Partitions: p.partitions, Sharing: p.sharing, Specs: p.specs,
+		Events: p.events, Statuses: p.statuses, Reporter: p.reporter,
+		Cluster: draclient.New(p.client), Version: discovery.ToServerVersionInterfaceWithContext(p.client.Discovery()),
+		Driver: gpu.DriverName, Pool: cfg.NodeName, BootID: bootID, Registerer: p.metrics, Step: failpoint.Step(),
 	})
 	p.health = healthmonitor.New(healthmonitor.Config{
 		NodeName: cfg.NodeName, BootID: bootID, Client: p.client, Journal: p.journal, Facts: p.facts, Containers: p.containers,
 		Preparer: p.preparer, Sharing: p.sharing, DaemonFaults: p.sharing.DaemonFaults, DaemonFaultsChanged: faultsChanged,
-		Events: p.warnings, Registerer: p.metrics,
+		Events: p.events, Registerer: p.metrics,
 	})
 	p.readings = p.newReadings(host)
 	p.driver = driver.New(driver.Config{
@@ -260,7 +261,9 @@ func (p *plugin) work(ctx context.Context) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.containers.Run(ctx) })
-	group.Go(func() error { return p.warnings.run(ctx) })
+	group.Go(func() error {
+		return p.events.Run(ctx, &corev1client.EventSinkImpl{Interface: p.client.CoreV1().Events("")})
+	})
 	group.Go(func() error { p.recallGPUs(ctx); return p.driver.Run(ctx) })
 	group.Go(func() error { return p.reporter.Run(ctx) })
 	group.Go(func() error { p.partitions.Run(ctx); return nil })
@@ -301,7 +304,7 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 
 // ask passes the requests of policies and admins in the inventory on to the parts.
 func (p *plugin) ask(inv *v1alpha1.GPUInventory) {
-	p.warnings.inventory.Store(inv.UID)
+	p.events.SetInventory(inv.UID)
 	p.partitions.SetKeepWarm(inventory.KeepWarm(inv))
 	p.sharing.SetTimeSlices(inventory.TimeSlices(inv))
 	p.health.SawInventory(inv)

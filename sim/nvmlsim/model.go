@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"sigs.k8s.io/yaml"
 )
@@ -158,6 +159,10 @@ func Models() ([]*Model, error) {
 }
 
 func readModel(id string) (*Model, error) {
+	if m, ok := modelsRead.Load(id); ok {
+		model := m.(Model)
+		return &model, nil
+	}
 	b, err := modelFiles.ReadFile("models/" + id + ".yaml")
 	if err != nil {
 		return nil, fmt.Errorf("model %q: %w", id, err)
@@ -166,8 +171,13 @@ func readModel(id string) (*Model, error) {
 	if err := yaml.UnmarshalStrict(b, m); err != nil {
 		return nil, fmt.Errorf("built-in model %q: %w", id, err)
 	}
+	modelsRead.Store(id, *m)
 	return m, nil
 }
+
+// modelsRead has the models that were read before, because parsing one takes as long as
+// everything else that opens a machine.
+var modelsRead sync.Map //nolint:gochecknoglobals // of files that never change
 
 // FindModel returns the model with this id; the error for an unknown id lists
 // all ids.

@@ -4,13 +4,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
-
-// here is a host whose files are at the same paths.
-type here struct{}
-
-func (here) Path(hostPath string) string { return hostPath }
-func (here) Do(f func() error) error     { return f() }
 
 // FuzzCapability reads any text as the driver's files about a capability. The node has
 // numbers that a kernel can have, or there is an error.
@@ -27,7 +23,7 @@ func FuzzCapability(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		s := New(Config{Host: here{}})
+		s := New(Config{Host: driverroot.NewHost("/")})
 		major, err := s.capabilityMajor(&Driver{ProcRoot: dir})
 		if err != nil {
 			return

@@ -18,6 +18,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
@@ -33,14 +34,6 @@ const (
 // ErrNoDriver is the error of Write before SetDriver has succeeded.
 var ErrNoDriver = errors.New("this node has no working NVIDIA driver now")
 
-// Host gives access to paths of the node.
-type Host interface {
-	// Path returns the path for this process of a path of the host.
-	Path(hostPath string) string
-	// Do calls f with the host's root directory.
-	Do(f func() error) error
-}
-
 // Config has the paths and functions that Specs needs.
 type Config struct {
 	// Dir is the CDI directory, as this process sees it. It is created when the
@@ -51,7 +44,7 @@ type Config struct {
 	// HookError is why container runtimes can't start it, nil if they can. No
 	// specification is written then: its containers wouldn't start.
 	HookError error
-	Host      Host
+	Host      driverroot.Host
 	// Mark, which may be nil, creates a file for a claim, and returns its path on the
 	// host and its mount path in the claim's containers (containers.Containers). It
 	// is idempotent.
@@ -157,7 +150,7 @@ func sortedNames(devices map[gpu.DeviceName]gpu.Prepared) []gpu.DeviceName {
 }
 
 // check returns an error if a path in the edits isn't on the host.
-func (c *computed) check(h Host, d *Driver, devices map[gpu.DeviceName]gpu.Prepared) error {
+func (c *computed) check(h driverroot.Host, d *Driver, devices map[gpu.DeviceName]gpu.Prepared) error {
 	return h.Do(func() error {
 		if err := checkEdits(d, &c.common, "/dev/nvidiactl", "/dev/nvidia-uvm"); err != nil {
 			return err

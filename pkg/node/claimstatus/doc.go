@@ -13,6 +13,5 @@
 //
 // It needs the rights to get resourceclaims and to patch resourceclaims/status,
 // and, for Kubernetes 1.36 and later, the verb associated-node:patch on
-// resourceclaims/driver of this driver's name. It imports no other package
-// under node.
+// resourceclaims/driver of this driver's name.
 package claimstatus

@@ -57,7 +57,7 @@ func New(dir string, path func(hostPath string) string) (*Containers, error) {
 	}, nil
 }
 
-// Run reads the kernel's events until ctx ends. AwaitEnd needs it.
+// Run reads the kernel's events until ctx ends. Without it AwaitEnd polls.
 func (c *Containers) Run(ctx context.Context) error { return c.events.run(ctx) }
 
 // Recover finds containers with marks that were deleted before this process

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -32,6 +33,9 @@ func start(t *testing.T, dir, root string) *Containers {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
+	for !isReading(c.events) { // it polls until then, which sees mounts only
+		runtime.Gosched()
+	}
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -39,6 +43,12 @@ func start(t *testing.T, dir, root string) *Containers {
 		}
 	})
 	return c
+}
+
+func isReading(e *events) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.reading
 }
 
 func newRoot(t *testing.T) string {

@@ -21,7 +21,11 @@ type events struct {
 
 	mu      sync.Mutex
 	watches map[int32]*watch
+	reading bool // reports are being read
 }
+
+// errNotReading says that files can't be watched, because nobody reads the kernel's reports.
+var errNotReading = errors.New("the kernel's reports aren't read yet")
 
 // watch is on one file.
 type watch struct {
@@ -48,6 +52,9 @@ func (e *events) run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
+	e.mu.Lock()
+	e.reading = true
+	e.mu.Unlock()
 	stop := context.AfterFunc(ctx, func() { e.file.Close() })
 	defer stop()
 	buffer := make([]byte, 16<<10)
@@ -75,6 +82,9 @@ func (e *events) watch(path string, mask uint32) (*watch, error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if !e.reading {
+		return nil, errNotReading
+	}
 	id, err := unix.InotifyAddWatch(e.fd, path, mask)
 	if err != nil {
 		return nil, &os.PathError{Op: "watch", Path: path, Err: err}

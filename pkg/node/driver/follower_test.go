@@ -69,7 +69,7 @@ func newFixture(t *testing.T) *fixture {
 		t.Fatal(err)
 	}
 	f.Preparer = prepare.New(prepare.Config{
-		Journal: j, CDI: f.Specs, Containers: marks, Inventory: known, Partitions: f.Partitions, Sharing: f.Sharing,
+		Journal: j, Specs: f.Specs, Containers: marks, Facts: known, Partitions: f.Partitions, Sharing: f.Sharing,
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",
 	})
 	return f

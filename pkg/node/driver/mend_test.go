@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -13,26 +12,25 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 )
 
-// broken is hardware on which no partition can be made, of a node that has all
-// devices.
-type broken struct{ tries int }
-
-func (b *broken) Ensure(context.Context, gpu.Partition) (gpu.Instance, error) {
-	b.tries++
-	return gpu.Instance{}, errors.New("broken")
+// broken is hardware on which no partition can be made.
+type broken struct {
+	partition.Hardware
+	tries int
 }
-func (*broken) Find(context.Context, gpu.Partition) (i gpu.Instance, err error) { return i, err }
-func (*broken) Release(context.Context, gpu.Partition) error                    { return nil }
-func (*broken) ClearMIG(context.Context, gpu.UUID) error                        { return nil }
-func (*broken) MayPrepare() error                                               { return nil }
-func (*broken) Device(gpu.DeviceName) (gpu.Device, gpu.GPU, error)              { return nil, gpu.GPU{}, nil }
+
+func (b *broken) MIG(gpu.UUID) (gpu.MIG, error) {
+	b.tries++
+	return gpu.MIG{}, errors.New("broken")
+}
 
 // TestLacks checks that a GPU of which only an attribute can't be read is mended, and none
 // whose MIG instances aren't known.
@@ -65,7 +63,7 @@ func TestMendPaces(t *testing.T) {
 		}
 		defer j.Close()
 		part := holding.Partition{Profile: "1g.10gb", Start: 4, Size: 1}
-		if err := j.Put(holding.Record{ClaimUID: "c", BootID: "boot", Holdings: []holding.Holding{{Device: "d", GPU: uuid, Partition: part}}}); err != nil {
+		if err := j.Put(holding.Record{ClaimUID: "c", BootID: "boot", Holdings: []holding.Holding{{Device: "gpu-980fb007-mig-1g10gb-4", GPU: uuid, Partition: part}}}); err != nil {
 			t.Fatal(err)
 		}
 		dir, hw := t.TempDir(), &broken{}
@@ -73,8 +71,14 @@ func TestMendPaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		f := newFixture(t)
+		partitions := partition.New(partition.Config{Journal: j, BootID: "boot"})
+		partitions.SetHardware(hw)
+		known := facts.New("node-0")
+		known.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: uuid, MIG: &gpu.MIG{Profiles: []gpu.Profile{
+			{Name: part.Profile, Placements: []gpu.Placement{{Start: part.Start, Size: part.Size}}},
+		}}}}})
 		f.Preparer = prepare.New(prepare.Config{
-			Journal: j, CDI: cdi.New(cdi.Config{Dir: dir}), Inventory: hw, Partitions: hw, BootID: "boot",
+			Journal: j, Facts: known, Specs: cdi.New(cdi.Config{Dir: dir}), Partitions: partitions, BootID: "boot",
 			Sharing: sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: nodetest.NewDaemons(dir, "/run/mps/d")}),
 		})
 		f.build()

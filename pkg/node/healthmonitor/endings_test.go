@@ -16,6 +16,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/pacetest"
 )
@@ -23,8 +24,8 @@ import (
 // noEvents drops events.
 type noEvents struct{}
 
-func (noEvents) OnPod(Pod, string, string)     {}
-func (noEvents) OnNode(string, string, string) {}
+func (noEvents) WarnPod(string, holding.Pod, string, string) {}
+func (noEvents) OnNode(string, string, string)               {}
 
 // forbidding is a server, without a network, that forbids each request.
 type forbidding struct{ requests atomic.Int32 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // Reasons of events, beside the types of conditions.
@@ -25,8 +26,8 @@ const (
 
 // Events writes Kubernetes events. The methods don't block.
 type Events interface {
-	// OnPod writes a warning about a pod.
-	OnPod(pod Pod, reason, message string)
+	// WarnPod writes a warning about a pod.
+	WarnPod(namespace string, pod holding.Pod, reason, message string)
 	// OnNode writes an event about the node's GPUs.
 	OnNode(eventType, reason, message string)
 }
@@ -44,7 +45,7 @@ func (m *Monitor) reportChange(uuid gpu.UUID, began, ended []health.Cause) {
 			if c.Type.OnlyMPS() && !pod.MPS {
 				continue
 			}
-			m.cfg.Events.OnPod(pod, string(c.Type), message)
+			m.cfg.Events.WarnPod(pod.Namespace, holding.Pod{UID: pod.UID, Name: pod.Name}, string(c.Type), message)
 		}
 	}
 	for _, c := range ended {
@@ -96,7 +97,7 @@ func (m *Monitor) reportNotice(ctx context.Context, n health.Notice) {
 	for _, pod := range by.pods {
 		about.pod = pod.UID
 		if m.limiter.allow(about, now) {
-			m.cfg.Events.OnPod(pod, reasonError, fmt.Sprintf("%s (GPU %s%s)", n.Message, n.XID.GPU, by.process)+by.doubt())
+			m.cfg.Events.WarnPod(pod.Namespace, holding.Pod{UID: pod.UID, Name: pod.Name}, reasonError, fmt.Sprintf("%s (GPU %s%s)", n.Message, n.XID.GPU, by.process)+by.doubt())
 		}
 	}
 	about.pod = ""

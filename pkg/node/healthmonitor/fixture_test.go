@@ -232,7 +232,7 @@ func (n *node) Probe() []string {
 	return silent
 }
 
-func (n *node) OnPod(p healthmonitor.Pod, reason, message string) {
+func (n *node) WarnPod(namespace string, p holding.Pod, reason, message string) {
 	n.OnNode("", p.Name+" "+reason, message)
 }
 

@@ -2,6 +2,7 @@ package nodetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -21,6 +22,7 @@ type Daemons struct {
 
 	mu       sync.Mutex
 	away     bool
+	fault    func(call, daemon string) error
 	revision mps.Revision
 	all      map[string]mps.State
 	watchers map[chan struct{}]bool
@@ -34,9 +36,36 @@ func NewDaemons(host, dir string) *Daemons {
 // SetAway makes the supervisor stop answering, or answer again.
 func (d *Daemons) SetAway(away bool) { _ = d.change(func() error { d.away = away; return nil }) }
 
+// SetFault makes f, which may be nil, be asked before each Ensure ("ensure") and each stop
+// ("stop") of a daemon; an error is the supervisor's answer.
+func (d *Daemons) SetFault(f func(call, daemon string) error) {
+	_ = d.change(func() error { d.fault = f; return nil })
+}
+
+// Reboot ends all daemons, and removes their directories.
+func (d *Daemons) Reboot() error {
+	return d.change(func() error {
+		clear(d.all)
+		return os.RemoveAll(filepath.Join(d.Host, d.Dir))
+	})
+}
+
+// CopyTo starts the same daemons at another supervisor, in directories of its own.
+func (d *Daemons) CopyTo(other *Daemons) error {
+	d.mu.Lock()
+	all := maps.Clone(d.all)
+	d.mu.Unlock()
+	for _, s := range all {
+		if _, err := other.Ensure(context.Background(), s.Daemon); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Ensure starts the daemon, or replaces its settings.
 func (d *Daemons) Ensure(_ context.Context, want mps.Daemon) (mps.State, error) {
-	if err := want.Validate(); err != nil {
+	if err := errors.Join(want.Validate(), d.asked("ensure", want.Name)); err != nil {
 		return mps.State{}, err
 	}
 	s := mps.State{Daemon: want, PID: 1, PipeDir: filepath.Join(d.Dir, want.Name, "pipe"), Phase: mps.Running}
@@ -53,6 +82,9 @@ func (d *Daemons) Ensure(_ context.Context, want mps.Daemon) (mps.State, error) 
 
 // Stop stops the daemon.
 func (d *Daemons) Stop(_ context.Context, name string) (mps.Revision, error) {
+	if err := d.asked("stop", name); err != nil {
+		return 0, err
+	}
 	var revision mps.Revision
 	err := d.change(func() error {
 		if d.away {
@@ -68,7 +100,7 @@ func (d *Daemons) Stop(_ context.Context, name string) (mps.Revision, error) {
 // BeginStop stops the daemon.
 func (d *Daemons) BeginStop(ctx context.Context, name string) (ended bool, revision mps.Revision, err error) {
 	revision, err = d.Stop(ctx, name)
-	return true, revision, err
+	return err == nil, revision, err
 }
 
 // List returns all daemons.
@@ -113,6 +145,17 @@ func (d *Daemons) Watch(ctx context.Context, f func(mps.Report)) error {
 // Left returns the names of the daemons that have a directory.
 func (d *Daemons) Left() ([]string, error) {
 	return mps.RunDir(filepath.Join(d.Host, filepath.Dir(d.Dir))).Names()
+}
+
+// asked returns the fault of a call. It doesn't hold the lock meanwhile.
+func (d *Daemons) asked(call, daemon string) error {
+	d.mu.Lock()
+	fault := d.fault
+	d.mu.Unlock()
+	if fault == nil {
+		return nil
+	}
+	return fault(call, daemon)
 }
 
 func (d *Daemons) change(f func() error) error {

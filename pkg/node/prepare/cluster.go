@@ -8,36 +8,33 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 
-	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// Cluster answers questions about holders with GETs to the API server. It
-// needs the right to get ResourceClaims.
-type Cluster struct {
-	claims       resourceclient.ResourceClaimsGetter
-	driver, pool string
+// standing is how a claim that holds a device stands in the cluster.
+type standing struct {
+	// awaitsUnprepare: nothing in the cluster uses the claim's devices any more; the kubelet
+	// will unprepare it.
+	awaitsUnprepare bool
+	// reason in words, such as "the claim was deleted" or "pod default/trainer uses it".
+	reason string
 }
 
-// NewCluster builds a Cluster for one node's pool.
-func NewCluster(claims resourceclient.ResourceClaimsGetter, driver, pool string) *Cluster {
-	return &Cluster{claims: claims, driver: driver, pool: pool}
-}
-
-// Look implements Holders.
-func (c *Cluster) Look(ctx context.Context, holder Holder) (Standing, error) {
-	claim, err := c.claims.ResourceClaims(holder.Namespace).Get(ctx, holder.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && claim.UID != holder.UID {
-		return Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}, nil
+// look reads a recorded claim from the API server. An error means that its standing can't be
+// told now.
+func (p *Preparer) look(ctx context.Context, r holding.Record) (standing, error) {
+	claim, err := p.cfg.Cluster.ResourceClaims(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && string(claim.UID) != r.ClaimUID {
+		return standing{awaitsUnprepare: true, reason: "the claim was deleted"}, nil
 	}
 	if err != nil {
-		return Standing{}, err
+		return standing{}, fmt.Errorf("ask the API server about it: %w", err)
 	}
-	if reason := whyUnneeded(claim, holder, c.driver, c.pool); reason != "" {
-		return Standing{AwaitsUnprepare: true, Reason: reason}, nil
+	if reason := p.whyUnneeded(claim, r); reason != "" {
+		return standing{awaitsUnprepare: true, reason: reason}, nil
 	}
-	return Standing{Reason: user(claim) + " uses it"}, nil
+	return standing{reason: user(claim) + " uses it"}, nil
 }
 
 // user names what the claim is reserved for: the first, where there are more.
@@ -54,13 +51,13 @@ func user(claim *resourceapi.ResourceClaim) string {
 
 // whyUnneeded says in words why the claim has no right to its devices any more;
 // empty where it has.
-func whyUnneeded(claim *resourceapi.ResourceClaim, holder Holder, driver, pool string) string {
+func (p *Preparer) whyUnneeded(claim *resourceapi.ResourceClaim, r holding.Record) string {
 	switch {
 	case claim.DeletionTimestamp != nil:
 		return "the claim is being deleted"
 	case claim.Status.Allocation == nil:
 		return "the claim was deallocated"
-	case !stillAllocated(claim.Status.Allocation, holder.Devices, driver, pool):
+	case !p.isAllocated(claim.Status.Allocation, r):
 		return "the claim was allocated other devices"
 	case len(claim.Status.ReservedFor) == 0:
 		return "no pod uses the claim any more"
@@ -69,9 +66,10 @@ func whyUnneeded(claim *resourceapi.ResourceClaim, holder Holder, driver, pool s
 	}
 }
 
-// stillAllocated reports whether the allocation has one of the devices.
-func stillAllocated(allocation *resourceapi.AllocationResult, devices []gpu.DeviceName, driver, pool string) bool {
-	return slices.ContainsFunc(allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == driver && r.Pool == pool && slices.Contains(devices, gpu.DeviceName(r.Device))
+// isAllocated reports whether the allocation has one of the devices that the record holds.
+func (p *Preparer) isAllocated(allocation *resourceapi.AllocationResult, r holding.Record) bool {
+	return slices.ContainsFunc(allocation.Devices.Results, func(a resourceapi.DeviceRequestAllocationResult) bool {
+		holds := func(h holding.Holding) bool { return !h.Admin && string(h.Device) == a.Device }
+		return a.Driver == p.cfg.Driver && a.Pool == p.cfg.Pool && slices.ContainsFunc(r.Holdings, holds)
 	})
 }

@@ -24,7 +24,6 @@
 // later. An unprepare wins over every prepare of the same claim that began
 // before it.
 //
-// The package declares what it needs of the node (CDI, Inventory, Partitions,
-// Sharing) and of the cluster (Holders). Of its siblings it imports pkg/node/journal
-// and pkg/node/holding.
+// Of the cluster it reads claims and the API server's version. Of its siblings it is above
+// all that a claim's devices need, and below what answers the kubelet.
 package prepare

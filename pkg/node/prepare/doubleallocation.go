@@ -2,28 +2,31 @@ package prepare
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
-	"k8s.io/apimachinery/pkg/types"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/allocator"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// DoubleAllocation is silicon that the scheduler has allocated to two claims: two
+// doubleAllocation is silicon that the scheduler has allocated to two claims: two
 // different devices that only shared counters keep apart.
-type DoubleAllocation struct {
-	// Refused is the claim that wasn't prepared, because Holder had been.
-	Refused, Holder AllocatedDevice
+type doubleAllocation struct {
+	// refused is the claim that wasn't prepared, because holder had been.
+	refused, holder allocatedDevice
 }
 
-// AllocatedDevice is one of the two devices of a double allocation, with its claim.
-type AllocatedDevice struct {
-	Claim  holding.Record
-	Device gpu.DeviceName
+// allocatedDevice is one of the two devices of a double allocation, with its claim.
+type allocatedDevice struct {
+	claim  holding.Record
+	device gpu.DeviceName
 }
 
 // reportDoubleAllocation reports a double allocation, once for each two claims, if
@@ -35,12 +38,12 @@ func (p *Preparer) reportDoubleAllocation(ctx context.Context, want, holder hold
 		return
 	}
 	for _, r := range []holding.Record{holder, want} {
-		standing, err := p.cfg.Holders.Look(ctx, asHolder(r))
-		if err != nil || standing.AwaitsUnprepare {
+		s, err := p.look(ctx, r)
+		if err != nil || s.awaitsUnprepare {
 			return // the next refusal reports it, if it is one
 		}
 	}
-	err := p.cfg.ReportDoubleAllocation(ctx, d)
+	err := p.writeDoubleAllocation(ctx, d)
 	if err == nil {
 		err = p.recordRefused(ctx, holder.ClaimUID, want.ClaimUID)
 	}
@@ -48,6 +51,46 @@ func (p *Preparer) reportDoubleAllocation(ctx context.Context, want, holder hold
 		klog.FromContext(ctx).Error(err, "A double allocation is reported again at the next refusal",
 			"claim", klog.KRef(want.Namespace, want.Name), "holder", klog.KRef(holder.Namespace, holder.Name))
 	}
+}
+
+// serverPatience is how long the API server has to take in a double allocation.
+const serverPatience = 5 * time.Second
+
+// writeDoubleAllocation writes a double allocation to the node's GPUInventory. The controller
+// stops using the node's counters for it while the API server has this version.
+func (p *Preparer) writeDoubleAllocation(ctx context.Context, d doubleAllocation) error {
+	ctx, cancel := context.WithTimeout(ctx, serverPatience)
+	defer cancel()
+	info, err := p.cfg.Version.ServerVersionWithContext(ctx)
+	if err == nil && info.GitVersion == "" {
+		err = errors.New("the server doesn't say it")
+	}
+	if err != nil {
+		return fmt.Errorf("read the API server's version: %w", err)
+	}
+	message := d.describe(info.GitVersion)
+	if err := p.cfg.Reporter.ReportDoubleAllocation(ctx, info.GitVersion, message); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Error(nil, "The scheduler allocated the same silicon to two claims", "kubernetes", info.GitVersion,
+		"refused", klog.KRef(d.refused.claim.Namespace, d.refused.claim.Name), "refusedDevice", d.refused.device,
+		"holder", klog.KRef(d.holder.claim.Namespace, d.holder.claim.Name), "holderDevice", d.holder.device)
+	p.cfg.Events.OnNode(corev1.EventTypeWarning, v1alpha1.ConditionDoubleAllocation, message)
+	return nil
+}
+
+// describe names both claims with their devices and pods, and the consequence.
+func (d doubleAllocation) describe(kubernetes string) string {
+	one := func(a allocatedDevice) string {
+		text := fmt.Sprintf("%s to claim %s/%s", a.device, a.claim.Namespace, a.claim.Name)
+		if len(a.claim.Pods) > 0 {
+			text += " of pod " + a.claim.Pods[0].Name
+		}
+		return text
+	}
+	return fmt.Sprintf("A scheduler of the cluster, which seems to be older than the API server, allocated %s, and %s, which the node refuses because they overlap. "+
+		"While the API server is Kubernetes %s, nothing of the node that needs shared counters (MIG partitions on demand, whole GPUs beside shares) is offered to other claims.",
+		one(d.holder), one(d.refused), kubernetes)
 }
 
 // maxRefused bounds how many refused claims a record lists.
@@ -72,17 +115,6 @@ func (p *Preparer) recordRefused(ctx context.Context, holderUID, refusedUID stri
 	return p.cfg.Journal.Put(r)
 }
 
-// asHolder returns the claim of a record as the cluster is asked about it.
-func asHolder(r holding.Record) Holder {
-	h := Holder{UID: types.UID(r.ClaimUID), Namespace: r.Namespace, Name: r.Name}
-	for _, g := range r.Holdings {
-		if !g.Admin {
-			h.Devices = append(h.Devices, g.Device)
-		}
-	}
-	return h
-}
-
 // explainDoubleAllocation says why the scheduler may have allocated the same silicon to
 // both claims. It is empty where an older scheduler doesn't explain that.
 func explainDoubleAllocation(want, holder holding.Record) string {
@@ -90,7 +122,7 @@ func explainDoubleAllocation(want, holder holding.Record) string {
 	switch {
 	case !ok:
 		return ""
-	case d.Refused.Device.AllowsMultipleAllocations() || d.Holder.Device.AllowsMultipleAllocations():
+	case d.refused.device.AllowsMultipleAllocations() || d.holder.device.AllowsMultipleAllocations():
 		return fmt.Sprintf("; schedulers of Kubernetes before %s allocate shares and what overlaps them twice (%s): upgrade the control plane",
 			allocator.Fixed, allocator.Issue)
 	}
@@ -99,18 +131,18 @@ func explainDoubleAllocation(want, holder holding.Record) string {
 
 // findDoubleAllocation returns the first two different devices of the claims that need
 // the same silicon.
-func findDoubleAllocation(want, holder holding.Record) (_ DoubleAllocation, ok bool) {
+func findDoubleAllocation(want, holder holding.Record) (_ doubleAllocation, ok bool) {
 	for _, g := range want.Holdings {
 		for _, h := range holder.Holdings {
 			if g.Admin || h.Admin {
 				continue
 			}
 			if d, e := g.DeviceHeld(), h.DeviceHeld(); d != e && gpu.Conflict(d, e) {
-				return DoubleAllocation{
-					Refused: AllocatedDevice{Claim: want, Device: g.Device}, Holder: AllocatedDevice{Claim: holder, Device: h.Device},
+				return doubleAllocation{
+					refused: allocatedDevice{claim: want, device: g.Device}, holder: allocatedDevice{claim: holder, device: h.Device},
 				}, true
 			}
 		}
 	}
-	return DoubleAllocation{}, false
+	return doubleAllocation{}, false
 }

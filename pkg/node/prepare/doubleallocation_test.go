@@ -2,11 +2,15 @@ package prepare_test
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 )
 
@@ -34,30 +38,40 @@ func TestDoubleAllocation(t *testing.T) {
 			if told := strings.Contains(err.Error(), "schedulers"); told != (tc.want != "") || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %q, want in it %q", err, tc.want)
 			}
+			got := f.reported(t)
 			if tc.want == "" {
-				if len(f.doubles) > 0 {
-					t.Errorf("reported %v", f.doubles)
+				if len(got) > 0 {
+					t.Errorf("reported %q", got)
 				}
 				return
 			}
-			if len(f.doubles) != 1 {
-				t.Fatalf("reported %v, want it once", f.doubles)
+			want := fmt.Sprintf("allocated %s to claim default/old, and %s to claim default/new, which the node refuses", tc.first.Device, tc.second.Device)
+			if len(got) != 1 || !strings.Contains(got[0], want) || !strings.Contains(got[0], "While the API server is Kubernetes v1.36.3,") {
+				t.Errorf("reported %q, want %q", got, want)
 			}
-			d := f.doubles[0]
-			if d.Refused.Claim.Name != "new" || string(d.Refused.Device) != tc.second.Device || d.Holder.Claim.Name != "old" || string(d.Holder.Device) != tc.first.Device {
-				t.Errorf("reported %+v", d)
+			if c := f.server.condition(); c == nil || !strings.HasSuffix(got[0], c.Message) {
+				t.Errorf("condition of the GPUInventory %+v, want the message of the event", c)
 			}
 			checkHeld(t, f, "old")
 		})
 	}
 }
 
+// reported returns the double allocations that were reported since it was called last.
+func (f *fixture) reported(t *testing.T) []string {
+	t.Helper()
+	return slices.DeleteFunc(f.told(t, corev1.EventTypeWarning), func(e string) bool {
+		return !strings.Contains(e, v1alpha1.ConditionDoubleAllocation)
+	})
+}
+
 // doublyAllocate prepares the first of two claims that have their devices.
 func (f *fixture) doublyAllocate(t *testing.T, first resourceapi.DeviceRequestAllocationResult) {
 	t.Helper()
+	runUntilEnd(t, f.reporter.Run)
 	mustPrepare(t, f, newClaim("old", first))
-	f.holders.set("old", prepare.Standing{Reason: "pod default/old uses it"})
-	f.holders.set("new", prepare.Standing{Reason: "pod default/new uses it"})
+	f.server.set("old", inUse)
+	f.server.set("new", inUse)
 }
 
 // refuse has the kubelet try to prepare the second, and returns the error.
@@ -76,19 +90,15 @@ func TestDoubleAllocationIsReportedOnce(t *testing.T) {
 	f := newFixture(t, 1)
 	first, second := part("p", 0, "1g.10gb", 0), result("g", 0)
 	f.doublyAllocate(t, first)
-	for want := range 3 {
-		f.doubleError = nil
-		if want < 2 {
-			f.doubleError = errors.New("the API server is away")
+	for n := range 4 {
+		f.server.setVersion("")
+		if n >= 2 {
+			f.server.setVersion("v1.36.3")
 		}
 		f.refuse(t, second)
-		if len(f.doubles) != want+1 {
-			t.Fatalf("reported %d times in %d", len(f.doubles), want+1)
+		if got := f.reported(t); (len(got) == 1) != (n == 2) {
+			t.Errorf("reported %q at refusal %d, want it once, when the API server said its version", got, n)
 		}
-	}
-	f.refuse(t, second)
-	if len(f.doubles) != 3 {
-		t.Error("reported again after it was written down")
 	}
 	for _, boot := range []string{"boot-1", "boot-2"} {
 		f.journal.Close()
@@ -98,37 +108,33 @@ func TestDoubleAllocationIsReportedOnce(t *testing.T) {
 		}
 		f.doublyAllocate(t, first)
 		f.refuse(t, second)
-		if len(f.doubles) > 0 {
-			t.Errorf("reported again in %s", boot)
+		if got := f.reported(t); len(got) > 0 {
+			t.Errorf("reported %q again in %s", got, boot)
 		}
 	}
 	_, err := f.Prepare(testContext(t), newClaim("another", second))
-	if err == nil || len(f.doubles) > 0 {
-		t.Errorf("reported %v of a claim of which nothing is known", f.doubles)
+	if got := f.reported(t); err == nil || len(got) > 0 {
+		t.Errorf("reported %q of a claim of which nothing is known", got)
 	}
-	f.holders.set("another", prepare.Standing{Reason: "pod default/another uses it"})
-	if _, err := f.Prepare(testContext(t), newClaim("another", second)); err == nil || len(f.doubles) != 1 {
-		t.Errorf("reported %v, want that of another claim", f.doubles)
+	f.server.set("another", inUse)
+	_, err = f.Prepare(testContext(t), newClaim("another", second))
+	if got := f.reported(t); err == nil || len(got) != 1 {
+		t.Errorf("reported %q, want that of another claim", got)
 	}
 }
 
 // TestClaimThatIsNotDoublyAllocated: a claim that isn't allocated any more, or of which
 // nothing is known, doesn't blame the scheduler.
 func TestClaimThatIsNotDoublyAllocated(t *testing.T) {
-	for name, standing := range map[string]*prepare.Standing{
-		"deallocated meanwhile": {AwaitsUnprepare: true, Reason: "the claim was deallocated"},
-		"unknown":               nil,
-	} {
+	for name, is := range map[string]state{"deallocated meanwhile": deallocated, "unknown": unknown} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 1)
 			mustPrepare(t, f, newClaim("old", asked("s", gpu0, "1", "10Gi", "50")))
-			f.holders.set("old", prepare.Standing{Reason: "pod default/old uses it"})
-			if standing != nil {
-				f.holders.set("new", *standing)
-			}
+			f.server.set("old", inUse)
+			f.server.set("new", is)
 			f.refuse(t, result("g", 0))
-			if len(f.doubles) > 0 {
-				t.Errorf("reported %v", f.doubles)
+			if got := f.reported(t); len(got) > 0 {
+				t.Errorf("reported %q", got)
 			}
 		})
 	}

@@ -11,21 +11,20 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tessera-dra/tessera/pkg/node/holding"
-	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
 
 const podUID = "3c0f6d1e-8a10-4135-bada-13f71feaef21"
 
 // startContainer starts something that holds the claim's mark as a container's
 // mount of it does; end lets go of it.
-func startContainer(t *testing.T, node *preparetest.Node, claimUID string) (end func()) {
+func startContainer(t *testing.T, node *node, claimUID string) (end func()) {
 	t.Helper()
-	mark, err := os.Open(filepath.Join(node.Marks, claimUID))
+	mark, err := os.Open(filepath.Join(node.marks, claimUID))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +43,7 @@ func TestUnprepareWaitsForContainers(t *testing.T) {
 	f := newFixture(t, 1)
 	old, next := newClaim("old", result("gpu", 0)), newClaim("next", result("gpu", 0))
 	mustPrepare(t, f, old)
-	f.holders.set("old", prepare.Standing{AwaitsUnprepare: true, Reason: "its pod was deleted"})
+	f.server.set("old", deleted)
 	end := startContainer(t, f.node, "old")
 
 	if err := unprepareUntil(t, f, old, 50*time.Millisecond); err == nil {
@@ -57,7 +56,7 @@ func TestUnprepareWaitsForContainers(t *testing.T) {
 	if c.Phase >= holding.Leaving {
 		t.Error("what the claim shares doesn't count as used while a container has it")
 	}
-	if got := <-f.warned; !strings.HasPrefix(got, "default/old DevicesStillInUse: ") {
+	if got := f.told(t, corev1.EventTypeWarning); len(got) != 1 || !strings.HasPrefix(got[0], "default/old DevicesStillInUse: ") {
 		t.Errorf("warned %q", got)
 	}
 
@@ -76,7 +75,7 @@ func TestUnprepareWaitsForContainers(t *testing.T) {
 			results <- err
 		}()
 	}
-	<-f.holders.asked
+	<-f.server.asked
 	running.Store(false)
 	end()
 	for range 2 {
@@ -88,7 +87,7 @@ func TestUnprepareWaitsForContainers(t *testing.T) {
 
 func TestUnprepareWaitsForPods(t *testing.T) {
 	f := newFixture(t, 1)
-	pids := filepath.Join(f.node.Root, "sys/fs/cgroup/pids/kubepods/besteffort/pod"+podUID, "pids.current")
+	pids := filepath.Join(f.node.root, "sys/fs/cgroup/pids/kubepods/besteffort/pod"+podUID, "pids.current")
 	writeNew(t, pids, "1\n")
 	c := newClaim("a", result("gpu", 0))
 	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
@@ -135,7 +134,7 @@ func TestUnprepareDoesNotWaitFor(t *testing.T) {
 			mustPrepare(t, f, tc.claim)
 			defer startContainer(t, f.node, "a")()
 			if tc.lost {
-				f.node.Lose(preparetest.UUID(0))
+				f.lose(0)
 			}
 			if err := f.Unprepare(testContext(t), named(tc.claim)); err != nil {
 				t.Fatal(err)
@@ -153,10 +152,10 @@ func TestBesideAnotherDriver(t *testing.T) {
 	f := newFixture(t, 2)
 	a := newClaim("a", result("gpu", 0))
 	mustPrepare(t, f, a)
-	other := errors.New("a device plugin offers 2 nvidia.com/gpu")
-	f.node.SetOtherDriver(other)
+	const other = "a device plugin offers 2 nvidia.com/gpu"
+	f.facts.SawNode(true, other)
 	for _, c := range []*resourceapi.ResourceClaim{a, newClaim("b", result("gpu", 1))} {
-		if _, err := f.Prepare(testContext(t), c); !errors.Is(err, other) {
+		if _, err := f.Prepare(testContext(t), c); err == nil || !strings.Contains(err.Error(), other) {
 			t.Errorf("prepare %s: %v, want %v", c.Name, err, other)
 		}
 	}
@@ -173,7 +172,7 @@ func TestUnprepareWaitsForHealthyGPUsBesideLostOnes(t *testing.T) {
 	c := newClaim("a", result("gpu", 0), result("gpu", 1))
 	mustPrepare(t, f, c)
 	end := startContainer(t, f.node, "a")
-	f.node.Lose(preparetest.UUID(0))
+	f.lose(0)
 	if err := unprepareUntil(t, f, c, 50*time.Millisecond); err == nil {
 		t.Error("unprepared while a container has a GPU that isn't lost")
 	}
@@ -186,11 +185,11 @@ func TestUnprepareWaitsForHealthyGPUsBesideLostOnes(t *testing.T) {
 func TestMarksWithoutClaimAreRemoved(t *testing.T) {
 	f := newFixture(t, 1)
 	mustPrepare(t, f, newClaim("a", result("gpu", 0)))
-	writeNew(t, filepath.Join(f.node.Marks, "gone"), "")
+	writeNew(t, filepath.Join(f.node.marks, "gone"), "")
 	if err := f.Recover(testContext(t)); err != nil {
 		t.Fatal(err)
 	}
-	entries, err := os.ReadDir(f.node.Marks)
+	entries, err := os.ReadDir(f.node.marks)
 	if err != nil {
 		t.Fatal(err)
 	}

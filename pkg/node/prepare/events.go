@@ -6,9 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
@@ -25,18 +22,6 @@ const (
 	reasonIneffective = "TimeSlicingHasNoEffect"
 )
 
-// warn writes a warning about a claim.
-func (p *Preparer) warn(c kubeletplugin.NamespacedObject, reason, message string) {
-	about := corev1.ObjectReference{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim", Namespace: c.Namespace, Name: c.Name, UID: c.UID}
-	p.cfg.Event(about, corev1.EventTypeWarning, reason, message)
-}
-
-// note writes an event about a pod of the claim.
-func (p *Preparer) note(r holding.Record, pod holding.Pod, reason, message string) {
-	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: r.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
-	p.cfg.Event(about, corev1.EventTypeNormal, reason, message)
-}
-
 // noteIneffective writes an event about each pod of a claim whose configuration asks for
 // time slices on a MIG device.
 func (p *Preparer) noteIneffective(r holding.Record, grants []claim.Grant) {
@@ -45,7 +30,7 @@ func (p *Preparer) noteIneffective(r holding.Record, grants []claim.Grant) {
 			continue
 		}
 		for _, pod := range r.Pods {
-			p.note(r, pod, reasonIneffective, fmt.Sprintf("Request %q of claim %s was given %s: sharing.strategy TimeSlicing in its MigDeviceConfig has no effect, because the length of time slices can't be set on MIG devices; "+
+			p.cfg.Events.NotePod(r.Namespace, pod, reasonIneffective, fmt.Sprintf("Request %q of claim %s was given %s: sharing.strategy TimeSlicing in its MigDeviceConfig has no effect, because the length of time slices can't be set on MIG devices; "+
 				"leave sharing out, or have the claim's processes run side by side with strategy MPS", g.Request, r.Name, g.Device))
 		}
 	}
@@ -61,7 +46,7 @@ func (p *Preparer) noteDaemons(r holding.Record) {
 		if len(together) < 2 {
 			continue
 		}
-		p.note(r, pod, reasonOneDaemon, fmt.Sprintf("A container can use only one of these: %s. It reaches one MPS daemon, with the limits of one request, and through it only the daemon's devices; "+
+		p.cfg.Events.NotePod(r.Namespace, pod, reasonOneDaemon, fmt.Sprintf("A container can use only one of these: %s. It reaches one MPS daemon, with the limits of one request, and through it only the daemon's devices; "+
 			"of several that one container names, the last applies. Name one of them in a container's resources.claims", strings.Join(together, "; ")))
 	}
 }

@@ -3,154 +3,154 @@ package prepare_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
+	"github.com/tessera-dra/tessera/pkg/node/events"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
+	"github.com/tessera-dra/tessera/pkg/node/report"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 )
 
 const (
 	driver = "gpu.nvidia.com"
-	pool   = "node-a"
+	pool   = "node-0"
 )
-
-// holders answers as a cluster would: by claim UID, or that it can't be told.
-type holders struct {
-	mu       sync.Mutex
-	standing map[types.UID]prepare.Standing
-	asked    chan types.UID // one for each question, as far as there is room
-}
-
-func newHolders() *holders {
-	return &holders{standing: map[types.UID]prepare.Standing{}, asked: make(chan types.UID, 100)}
-}
-
-func (h *holders) set(uid types.UID, s prepare.Standing) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.standing[uid] = s
-}
-
-func (h *holders) Look(_ context.Context, holder prepare.Holder) (prepare.Standing, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	select {
-	case h.asked <- holder.UID:
-	default:
-	}
-	s, ok := h.standing[holder.UID]
-	if !ok {
-		return s, errors.New("connection refused")
-	}
-	return s, nil
-}
 
 // fixture is a plugin on a node.
 type fixture struct {
 	*prepare.Preparer
-	node    *preparetest.Node
-	journal *journal.Journal
-	holders *holders
-	sharing *preparetest.Sharing
-	metrics *prometheus.Registry
-	changes int
-	// warned and noted have the warnings and the other events, as far as there is room.
-	warned, noted chan string
-	// doubles are the reported double allocations, each time; doubleError is the answer.
-	doubles     []prepare.DoubleAllocation
-	doubleError error
-	// onPrepared, which may be nil, is the plugin's OnPrepared.
-	onPrepared func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared)
+	node       *node
+	journal    *journal.Journal
+	facts      *facts.Facts
+	specs      *cdi.Specs
+	partitions *partition.Manager
+	sharing    *sharing.Manager
+	server     *server
+	reporter   *report.Reporter
+	statuses   *claimstatus.Writer
+	events     *events.Events
+	written    *written
+	metrics    *prometheus.Registry
 }
 
 // start starts a plugin on the node, as after a boot or a crash, without
 // recovery.
-func start(t testing.TB, node *preparetest.Node, bootID string, step func(string)) *fixture {
+func start(t testing.TB, n *node, bootID string, step func(string)) *fixture {
 	t.Helper()
-	j, err := journal.Open(node.Journal, step)
+	j, err := journal.Open(n.journal, step)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	f := &fixture{node: node, journal: j, holders: newHolders(), sharing: preparetest.NewSharing(node, j), warned: make(chan string, 100), noted: make(chan string, 100), metrics: prometheus.NewRegistry()}
-	marks := startContainers(t, node)
-	node.Mark = marks.Mark
-	node.Step, node.BootID, node.InUse = step, bootID, func(base gpu.Device) bool { return j.Claims().InUse(base) }
-	f.Preparer = prepare.New(prepare.Config{
-		Journal: j, CDI: node, Inventory: node, Partitions: node, Sharing: f.sharing, Holders: f.holders, Containers: marks,
-		Driver: driver, Pool: pool, BootID: bootID,
-		Registerer:        f.metrics,
-		ConditionsChanged: func() { f.changes++ },
-		ReportDoubleAllocation: func(_ context.Context, d prepare.DoubleAllocation) error {
-			f.doubles = append(f.doubles, d)
-			return f.doubleError
-		},
-		OnPrepared: func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
-			if f.onPrepared != nil {
-				f.onPrepared(c, devices)
-			}
-		},
-		Event: func(about corev1.ObjectReference, eventType, reason, message string) {
-			to := f.warned
-			if eventType == corev1.EventTypeNormal {
-				to = f.noted
-			}
-			to <- fmt.Sprintf("%s/%s %s: %s", about.Namespace, about.Name, reason, message)
-		},
-		Step: step,
+	n.bootID, n.step = bootID, step
+	f := &fixture{
+		node: n, journal: j, facts: facts.New(pool), server: n.server,
+		events: events.New("test", pool), written: newWritten(), metrics: prometheus.NewRegistry(),
+	}
+	runUntilEnd(t, func(ctx context.Context) error { return f.events.Run(ctx, f.written) })
+	f.written.await(f.events)
+	client, err := kubernetes.NewForConfig(n.server.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.statuses = claimstatus.New(client, driver, pool)
+	if f.reporter, err = report.New(report.Config{NodeName: pool, REST: n.server.config(), Facts: f.facts}); err != nil {
+		t.Fatal(err)
+	}
+	f.facts.SawNode(true, "")
+	f.facts.Found(gpu.Node{Name: pool, GPUs: n.gpus})
+	marks := startContainers(t, n)
+	f.specs = cdi.New(cdi.Config{Dir: n.cdi, HookPath: hookPath, Host: host, Mark: marks.Mark})
+	f.partitions = partition.New(partition.Config{Journal: j, BootID: bootID, Step: step})
+	f.sharing = sharing.New(sharing.Config{
+		Journal: j, BootID: bootID, Daemons: n.daemons, ExclusiveProcess: true, Step: step,
 	})
+	runUntilEnd(t, func(ctx context.Context) error { f.sharing.Watch(ctx); return nil })
+	f.Preparer = prepare.New(prepare.Config{
+		Journal: j, Facts: f.facts, Containers: marks, Partitions: f.partitions, Sharing: f.sharing, Specs: f.specs,
+		Events: f.events, Statuses: f.statuses, Reporter: f.reporter, Cluster: f.server, Version: f.server,
+		Driver: driver, Pool: pool, BootID: bootID, Registerer: f.metrics, Step: step,
+	})
+	f.partitions.SetHardware(hardware{n.sim.Session, n})
+	f.sharing.SetHardware(n.sim.Session, n.smi)
+	f.sharing.SetTimeSlices(nil)
+	err = f.specs.SetDriver(&cdi.Driver{
+		Version: installed.Machine.DriverVersion, Root: root.Path, DevRoot: root.DevRoot, ProcRoot: root.ProcRoot, GPUs: n.gpus, Session: n.sim.Session,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	return f
 }
 
 // startContainers runs the Containers of a node.
-func startContainers(t testing.TB, node *preparetest.Node) *containers.Containers {
+func startContainers(t testing.TB, n *node) *containers.Containers {
 	t.Helper()
-	c, err := containers.New(node.Marks, func(path string) string { return filepath.Join(node.Root, path) })
+	c, err := containers.New(n.marks, func(path string) string { return filepath.Join(n.root, path) })
 	if err != nil {
 		t.Fatal(err)
 	}
+	runUntilEnd(t, c.Run)
+	return c
+}
+
+// runUntilEnd runs a part of the plugin until the test ends.
+func runUntilEnd(t testing.TB, run func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx) }()
+	go func() { ended <- run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 	})
-	return c
-}
-
-func newNode(t testing.TB, gpus int) *preparetest.Node {
-	t.Helper()
-	node, err := preparetest.NewNode(t.TempDir(), gpus)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return node
 }
 
 func newFixture(t testing.TB, gpus int) *fixture {
 	t.Helper()
 	return start(t, newNode(t, gpus), "boot-1", nil)
 }
+
+// Prepare prepares a claim that the API server knows to be allocated.
+func (f *fixture) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	f.server.allocated(c)
+	return f.Preparer.Prepare(ctx, c)
+}
+
+// Recover makes the node agree with the journal, as when the driver has been found.
+func (f *fixture) Recover(ctx context.Context) error {
+	return errors.Join(f.sharing.Recover(ctx), f.partitions.Recover(ctx), f.Preparer.Recover(ctx))
+}
+
+// lose makes the plugin see that the n-th GPU fell off the bus.
+func (f *fixture) lose(n int) {
+	gpus := slices.Clone(f.node.gpus)
+	gpus[n].Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "fell off the bus"}}
+	f.facts.Found(gpu.Node{Name: pool, GPUs: gpus})
+}
+
+// findBack ends lose.
+func (f *fixture) findBack() { f.facts.Found(gpu.Node{Name: pool, GPUs: f.node.gpus}) }
 
 func testContext(t testing.TB) context.Context {
 	_, ctx := ktesting.NewTestContext(t)
@@ -159,7 +159,7 @@ func testContext(t testing.TB) context.Context {
 
 // result is one result of an allocation.
 func result(request string, n int) resourceapi.DeviceRequestAllocationResult {
-	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: pool, Device: string(preparetest.Device(n))}
+	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: pool, Device: string(gpuName(n))}
 }
 
 func adminResult(request string, n int) resourceapi.DeviceRequestAllocationResult {
@@ -182,12 +182,14 @@ func named(c *resourceapi.ResourceClaim) kubeletplugin.NamespacedObject {
 	return kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, UID: c.UID}
 }
 
+// ids are the CDI devices of a claim's device with this name.
+func ids(c *resourceapi.ResourceClaim, name string) []string {
+	return []string{"k8s.gpu.nvidia.com/claim=" + string(c.UID) + "-" + name, gpu.CDICommonKind + "=common"}
+}
+
 func device(c *resourceapi.ResourceClaim, request string, n int) kubeletplugin.Device {
-	name := string(preparetest.Device(n))
-	return kubeletplugin.Device{
-		Requests: []string{request}, PoolName: pool, DeviceName: name,
-		CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=" + string(c.UID) + "-" + name},
-	}
+	name := string(gpuName(n))
+	return kubeletplugin.Device{Requests: []string{request}, PoolName: pool, DeviceName: name, CDIDeviceIDs: ids(c, name)}
 }
 
 func mustPrepare(t testing.TB, f *fixture, c *resourceapi.ResourceClaim) []kubeletplugin.Device {
@@ -206,10 +208,14 @@ func mustUnprepare(t testing.TB, f *fixture, c *resourceapi.ResourceClaim) {
 	}
 }
 
-// checkHealthy wants the doctor to find nothing.
-func checkHealthy(t testing.TB, n *preparetest.Node) {
+// checkHealthy wants the doctor to find nothing but what is excepted, so no partition, MPS daemon
+// or setting that no claim needs. The MIG mode of an empty GPU stays on for some seconds.
+func checkHealthy(t testing.TB, n *node, except ...string) {
 	t.Helper()
-	r, err := doctor.Check(n.Node)
+	r, err := n.examine()
+	r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool {
+		return f.Check == "mode-on-for-nothing" || slices.Contains(except, f.Check)
+	})
 	if err != nil || len(r.Findings) > 0 {
 		t.Errorf("the doctor finds: %+v, %v", r.Findings, err)
 	}
@@ -219,37 +225,28 @@ func checkHealthy(t testing.TB, n *preparetest.Node) {
 func checkHeld(t testing.TB, f *fixture, want ...string) {
 	t.Helper()
 	checkHealthy(t, f.node)
-	var got []string
-	for _, r := range f.journal.Claims() {
-		got = append(got, r.Name)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, f.names()); diff != "" {
 		t.Errorf("prepared claims (-want +got):\n%s", diff)
 	}
-	checkPartitions(t, f)
 }
 
-// checkPartitions checks that the partitions, MPS daemons and time slices there
-// are, and no others, are held by claims that were prepared in this boot.
-func checkPartitions(t testing.TB, f *fixture) {
-	t.Helper()
-	held := []gpu.Partition{}
+// names of the claims with a record.
+func (f *fixture) names() []string {
+	var names []string
 	for _, r := range f.journal.Claims() {
-		for _, g := range r.Holdings {
-			if p, ok := g.Base().(gpu.Partition); ok && !g.Admin && r.BootID == f.node.BootID && !slices.Contains(held, p) {
-				held = append(held, p)
-			}
-		}
+		names = append(names, r.Name)
 	}
-	preparetest.SortPartitions(held)
-	if diff := cmp.Diff(held, f.node.Instances()); diff != "" {
-		t.Errorf("partitions (-held +there):\n%s", diff)
+	return names
+}
+
+// checkSpecs checks which claims have a CDI specification.
+func checkSpecs(t testing.TB, f *fixture, want ...string) {
+	t.Helper()
+	got, err := f.specs.Claims()
+	if err != nil {
+		t.Fatal(err)
 	}
-	daemons, intervals := preparetest.Wanted(f.journal, f.node.BootID)
-	if diff := cmp.Diff(daemons, f.node.Daemons()); diff != "" {
-		t.Errorf("MPS daemons (-wanted +there):\n%s", diff)
-	}
-	if diff := cmp.Diff(intervals, f.node.Intervals()); diff != "" {
-		t.Errorf("time slices (-wanted +there):\n%s", diff)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("CDI specifications (-want +got):\n%s", diff)
 	}
 }

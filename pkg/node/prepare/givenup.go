@@ -47,7 +47,7 @@ func (p *Preparer) giveUp(ctx context.Context, c kubeletplugin.NamespacedObject,
 	}
 	p.cfg.Step("unprepare.givenup")
 	klog.FromContext(ctx).Info("Gave the claim up: its GPUs are lost, and its containers have not ended", "gpus", r.GPUs(), "reason", runs)
-	p.warn(c, reasonInUse, fmt.Sprintf("containers that have the claim's devices (%s) still run on this node, and the GPUs are lost: the claim is unprepared, "+
+	p.cfg.Events.WarnClaim(c, reasonInUse, fmt.Sprintf("containers that have the claim's devices (%s) still run on this node, and the GPUs are lost: the claim is unprepared, "+
 		"and no other claim gets the devices before these containers have ended or the driver was loaded again: %v", describeHoldings(r.Holdings), runs))
 	return runs
 }

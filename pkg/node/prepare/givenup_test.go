@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/tessera-dra/tessera/pkg/files/filestest"
@@ -17,14 +18,13 @@ import (
 	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
 
 // runningPod adds a process to the pod of the claim that runs until end is called, also while
 // the plugin is restarted.
-func runningPod(t *testing.T, node *preparetest.Node, c *resourceapi.ResourceClaim) (end func()) {
+func runningPod(t *testing.T, node *node, c *resourceapi.ResourceClaim) (end func()) {
 	t.Helper()
-	pids := filepath.Join(node.Root, "sys/fs/cgroup/pids/kubepods/besteffort/pod"+podUID, "pids.current")
+	pids := filepath.Join(node.root, "sys/fs/cgroup/pids/kubepods/besteffort/pod"+podUID, "pids.current")
 	writeNew(t, pids, "1\n")
 	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "worker", UID: podUID}}
 	return func() { writeNew(t, pids, "0\n") }
@@ -33,13 +33,13 @@ func runningPod(t *testing.T, node *preparetest.Node, c *resourceapi.ResourceCla
 // loseAndUnprepare unprepares the claim while its GPU is lost.
 func loseAndUnprepare(t *testing.T, f *fixture, c *resourceapi.ResourceClaim) {
 	t.Helper()
-	f.node.Lose(preparetest.UUID(0))
+	f.lose(0)
 	mustUnprepare(t, f, c)
-	f.node.FindBack(preparetest.UUID(0))
+	f.findBack()
 	if r, ok := f.journal.Claim(string(c.UID)); !ok || r.GivenUp == nil {
 		t.Fatalf("the record after the unprepare: %t, %+v, want one that says that the claim is given up", ok, r)
 	}
-	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
+	if specs, err := f.specs.Claims(); err != nil || len(specs) > 0 {
 		t.Errorf("CDI specs %v, %v, want none of the claim that was given up", specs, err)
 	}
 }
@@ -60,10 +60,10 @@ func TestGPULostForAMoment(t *testing.T) {
 			mustPrepare(t, f, a)
 			end := startContainer(t, f.node, "a")
 			loseAndUnprepare(t, f, a)
-			if got := <-f.warned; !strings.HasPrefix(got, "default/a DevicesStillInUse: ") {
+			if got := f.told(t, corev1.EventTypeWarning); len(got) != 1 || !strings.HasPrefix(got[0], "default/a DevicesStillInUse: ") {
 				t.Errorf("warned %q", got)
 			}
-			checkPartitions(t, f) // those of claim a stay
+			checkHealthy(t, f.node, "claim-given-up") // what claim a has stays
 			if err := prepareUntil(t, f, b, time.Second); !errors.Is(err, prepare.ErrHeld) || !strings.Contains(err.Error(), "default/a") {
 				t.Errorf("prepare beside a container that has the device: %v, want an error that names its claim", err)
 			}
@@ -128,7 +128,7 @@ func TestGivenUpUntil(t *testing.T) {
 				if _, stays := f.journal.Claim("a"); stays == tc.want {
 					t.Errorf("the record stays: %t", stays)
 				}
-				if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
+				if specs, err := f.specs.Claims(); err != nil || len(specs) > 0 {
 					t.Errorf("CDI specs %v, %v, want none", specs, err)
 				}
 			}
@@ -150,14 +150,10 @@ func TestMendReclaims(t *testing.T) {
 		if err := f.Mend(testContext(t), noneGone); err != nil {
 			t.Fatal(err)
 		}
-		var got []string
-		for _, r := range f.journal.Claims() {
-			got = append(got, r.Name)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
+		if diff := cmp.Diff(want, f.names()); diff != "" {
 			t.Errorf("claims with a record (-want +got):\n%s", diff)
 		}
-		checkPartitions(t, f)
+		checkHealthy(t, f.node, "claim-given-up")
 		end()
 	}
 	checkHealthy(t, f.node)
@@ -197,8 +193,8 @@ func TestUnreadableRecordIsGivenUp(t *testing.T) {
 	f = f.damaged(t, "a")
 	end := startContainer(t, f.node, "a")
 	loseAndUnprepare(t, f, a)
-	if len(f.journal.Claims().Unreadable()) > 0 || f.changes == 0 {
-		t.Errorf("unreadable %v, %d changes of conditions, want none and one", f.journal.Claims().Unreadable(), f.changes)
+	if reread := f.facts.BeginReading(); len(f.journal.Claims().Unreadable()) > 0 || !reread {
+		t.Errorf("unreadable %v, the GPUs are read again: %t, want none, and that they are", f.journal.Claims().Unreadable(), reread)
 	}
 	b := newClaim("b", result("gpu", 0))
 	if err := prepareUntil(t, f, b, time.Second); !errors.Is(err, prepare.ErrHeld) {
@@ -214,12 +210,12 @@ func TestUnreadableRecordIsGivenUp(t *testing.T) {
 func TestGivenUpOnDisk(t *testing.T) {
 	node := newNode(t, 1)
 	disk := filestest.New(t, t.TempDir(), filestest.Tree{})
-	node.Journal = disk.Dir
+	node.journal = disk.Dir
 	f, a := start(t, node, "boot-1", nil), newClaim("a", result("gpu", 0))
 	mustPrepare(t, f, a)
 	f = f.damaged(t, "a")
 	startContainer(t, f.node, "a")
-	f.node.Lose(preparetest.UUID(0))
+	f.lose(0)
 	disk.Fail(func(op filestest.Op) syscall.Errno {
 		if op.Call == "rename" {
 			return syscall.EIO

@@ -1,19 +1,22 @@
 package prepare_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/tessera-dra/tessera/pkg/files/filestest"
-	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/nvml"
+	"github.com/tessera-dra/tessera/sim/nvmlsim"
 )
 
 // TestLeavingAndJoining has claims with shares of one GPU and of one partition
@@ -51,7 +54,7 @@ func TestLeavingAndJoining(t *testing.T) {
 // far: the partition goes, and nobody runs into the other's daemon.
 func TestTwoLeaveAtOnce(t *testing.T) {
 	a, b := newClaim("a", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("b", shareOf("s", 0, "3g.40gb", 0, 2, 1))
-	for _, together := range []string{"cdi.removed", "unprepare.removed", "unprepare.left"} {
+	for _, together := range []string{"unprepare.removed", "unprepare.left"} {
 		t.Run(together, func(t *testing.T) {
 			var mu sync.Mutex
 			arrived, both := 0, make(chan struct{})
@@ -90,25 +93,22 @@ func TestLeavesWhileAnotherReleases(t *testing.T) {
 	a, b := newClaim("a", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("b", shareOf("s", 0, "3g.40gb", 0, 2, 1))
 	var releasing atomic.Bool
 	bLeaving, aGone, bGone := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	f := start(t, newNode(t, 1), "boot-1", func(step string) {
-		if step == "unprepare.unmarked" && releasing.Load() { // b's
+	var f *fixture
+	f = start(t, newNode(t, 1), "boot-1", func(step string) {
+		switch {
+		case step == "unprepare.left" && !releasing.Swap(true): // a's
+			mustPrepare(t, f, b)
+			go func() { bGone <- f.Unprepare(testContext(t), named(b)) }()
+			<-bLeaving
+		case step == "unprepare.unmarked" && releasing.Load(): // b's
 			close(bLeaving)
 			<-aGone
 		}
 	})
 	mustPrepare(t, f, a)
-	f.node.Working = func(context.Context, gpu.Partition) error {
-		if releasing.Swap(true) {
-			return nil
-		}
-		mustPrepare(t, f, b)
-		go func() { bGone <- f.Unprepare(testContext(t), named(b)) }()
-		<-bLeaving
-		return nil
-	}
 	mustUnprepare(t, f, a)
-	if len(f.node.Instances()) != 1 || len(f.node.Daemons()) != 1 {
-		t.Errorf("partitions %v, daemons %v, want those of b", f.node.Instances(), f.node.Daemons())
+	if len(f.node.instances(t)) != 1 || len(f.node.runningDaemons(t)) != 1 {
+		t.Errorf("partitions %v, daemons %v, want those of b", f.node.instances(t), f.node.runningDaemons(t))
 	}
 	close(aGone)
 	if err := <-bGone; err != nil {
@@ -124,23 +124,21 @@ func TestLeavesWhileAnotherIsRecorded(t *testing.T) {
 	a, b := newClaim("a", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("b", shareOf("s", 0, "3g.40gb", 0, 2, 1))
 	node := newNode(t, 1)
 	disk := filestest.New(t, t.TempDir(), filestest.Tree{})
-	node.Journal = disk.Dir
+	node.journal = disk.Dir
 	aReleasing, bRecorded, aReleased, aGone := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	var released sync.Once
+	var releasing, released sync.Once
 	f := start(t, node, "boot-1", func(step string) {
-		if step == "unprepare.released" {
+		switch step {
+		case "unprepare.left":
+			releasing.Do(func() {
+				close(aReleasing)
+				<-bRecorded
+			})
+		case "unprepare.released":
 			released.Do(func() { close(aReleased) })
 		}
 	})
 	mustPrepare(t, f, a)
-	var releasing sync.Once
-	f.node.Working = func(context.Context, gpu.Partition) error {
-		releasing.Do(func() {
-			close(aReleasing)
-			<-bRecorded
-		})
-		return nil
-	}
 	go func() { aGone <- f.Unprepare(testContext(t), named(a)) }()
 	<-aReleasing
 	failed := false
@@ -166,24 +164,32 @@ func TestLeavesWhileAnotherIsRecorded(t *testing.T) {
 func TestJoinFails(t *testing.T) {
 	f := newFixture(t, 1)
 	c := newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0))
-	away := errors.New("the MPS supervisor isn't there: look at the DaemonSet tessera-mps")
-	fail := func(_ context.Context, op string, _ holding.Record) error {
-		if op == "join" {
-			return away
+	broken := errors.New("the MPS daemon ends at once")
+	fault := func(call, _ string) error {
+		if call == "ensure" {
+			return broken
 		}
 		return nil
 	}
-	f.sharing.Fail = fail
-	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, away) {
-		t.Errorf("got %v, want %v", err, away)
+	f.node.daemons.SetFault(fault)
+	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, broken) {
+		t.Errorf("got %v, want %v", err, broken)
 	}
 	checkHeld(t, f)
-	f.sharing.Fail = nil
+	f.node.daemons.SetFault(nil)
 	mustPrepare(t, f, c)
-	f.sharing.Fail = fail
-	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, away) {
-		t.Errorf("again: got %v, want %v", err, away)
+	if err := f.node.daemons.Reboot(); err != nil { // they have to be started again
+		t.Fatal(err)
 	}
+	f.node.daemons.SetFault(fault)
+	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, broken) {
+		t.Errorf("again: got %v, want %v", err, broken)
+	}
+	f.node.daemons.SetFault(nil)
+	if diff := cmp.Diff([]string{"c"}, f.names()); diff != "" || len(f.node.instances(t)) != 1 {
+		t.Errorf("partitions %v, prepared claims (-want +got):\n%s", f.node.instances(t), diff)
+	}
+	mustPrepare(t, f, c)
 	checkHeld(t, f, "c")
 }
 
@@ -192,18 +198,23 @@ func TestJoinFails(t *testing.T) {
 func TestNotAsItWas(t *testing.T) {
 	f := newFixture(t, 2)
 	c, p := newClaim("c", result("gpu", 0)), newClaim("p", part("p", 1, "3g.40gb", 4))
-	exclusive := errors.New("its compute mode can't be put back")
-	f.sharing.Fail = func(context.Context, string, holding.Record) error { return exclusive }
-	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, exclusive) {
-		t.Errorf("got %v, want %v", err, exclusive)
+	left := holding.Settings{GPU: uuidOf(0), BootID: "boot-1", ComputeModeBefore: string(nvml.ComputeDefault)} // by a plugin that was killed
+	if err := errors.Join(f.journal.PutSettings(left), f.node.sim.SetComputeMode(uuidOf(0), nvml.ComputeExclusiveProcess)); err != nil {
+		t.Fatal(err)
+	}
+	end := f.node.fail(t, "DeviceSetComputeMode", nvmlsim.NoPermission)
+	if _, err := f.Prepare(testContext(t), c); err == nil || !strings.Contains(err.Error(), "left it as it was") {
+		t.Errorf("got %v, want that the compute mode can't be set", err)
 	}
 	mustPrepare(t, f, p)
 	mustPrepare(t, f, newClaim("look", adminResult("gpu", 0)))
-	checkHeld(t, f, "look", "p")
-	f.sharing.Fail = nil
+	if diff := cmp.Diff([]string{"look", "p"}, f.names()); diff != "" {
+		t.Errorf("prepared claims (-want +got):\n%s", diff)
+	}
+	end()
 	mustPrepare(t, f, c)
 	checkHeld(t, f, "c", "look", "p")
-	f.sharing.Fail = func(context.Context, string, holding.Record) error { return exclusive }
+	f.node.fail(t, "DeviceSetComputeMode", nvmlsim.NoPermission)
 	mustUnprepare(t, f, c)
 }
 
@@ -213,25 +224,24 @@ func TestLeaveFails(t *testing.T) {
 	c, d := newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("d", shareOf("s", 0, "3g.40gb", 0, 2, 1))
 	mustPrepare(t, f, c)
 	mustPrepare(t, f, d)
-	away := errors.New("the MPS supervisor isn't there")
-	f.sharing.Fail = func(context.Context, string, holding.Record) error { return away }
+	f.node.daemons.SetAway(true)
 	for _, one := range []*resourceapi.ResourceClaim{c, d} {
-		if err := f.Unprepare(testContext(t), named(one)); !errors.Is(err, away) {
-			t.Errorf("got %v, want %v", err, away)
+		err := f.Unprepare(testContext(t), named(one))
+		if last := one == d; last != errors.Is(err, mps.ErrUnavailable) {
+			t.Errorf("unprepare %s: %v", one.Name, err)
 		}
 	}
-	if len(f.journal.Claims()) != 2 || len(f.node.Instances()) != 1 || len(f.node.Daemons()) != 1 {
-		t.Errorf("%d records, partitions %v, daemons %v", len(f.journal.Claims()), f.node.Instances(), f.node.Daemons())
+	f.node.daemons.SetAway(false)
+	if diff := cmp.Diff([]string{"d"}, f.names()); diff != "" || len(f.node.instances(t)) != 1 || len(f.node.runningDaemons(t)) != 1 {
+		t.Errorf("partitions %v, daemons %v, claims with a record (-want +got):\n%s", f.node.instances(t), f.node.runningDaemons(t), diff)
 	}
-	mustMend(t, f) // leaves alone what the kubelet is to unprepare
-	f.sharing.Fail = nil
+	mustMend(t, f)                                    // leaves alone what the kubelet is to unprepare
 	if err := f.Recover(testContext(t)); err != nil { // so does what the arrival of a driver does
 		t.Error(err)
 	}
-	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
-		t.Errorf("specs %v, %v: claims on their way out have one again", specs, err)
-	}
-	mustPrepare(t, f, c) // is wanted again
+	checkSpecs(t, f)
+	mustPrepare(t, f, d) // is wanted again
+	mustPrepare(t, f, c)
 	mustUnprepare(t, f, d)
 	checkHeld(t, f, "c")
 	mustUnprepare(t, f, c)

@@ -111,7 +111,7 @@ func (p *Preparer) findShortage(want holding.Record) *shortage {
 				s.sharers = append(s.sharers, c.Record)
 			}
 		}
-		_, facts, err := p.cfg.Inventory.Device(g.Device)
+		_, facts, err := p.cfg.Facts.Device(g.Device)
 		if err != nil {
 			continue // the devices were found before; a change since then fails later
 		}

@@ -9,8 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	resourceapi "k8s.io/api/resource/v1"
-
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // TestFailuresByReason checks the reason by which a failed prepare is counted.
@@ -26,27 +24,29 @@ func TestFailuresByReason(t *testing.T) {
 			return newClaim("c", share("s", 0, 4, 1), share("s", 1, 4, 1))
 		},
 		"stopped": func(_ *testing.T, f *fixture) *resourceapi.ResourceClaim {
-			f.sharing.Fail = func(context.Context, string, holding.Record) error { return context.DeadlineExceeded }
+			f.node.daemons.SetFault(func(string, string) error { return context.DeadlineExceeded })
 			return newClaim("c", share("s", 0, 4, 1))
 		},
 		"sharing": func(_ *testing.T, f *fixture) *resourceapi.ResourceClaim {
-			f.sharing.Fail = func(_ context.Context, op string, _ holding.Record) error {
-				if op == "join" {
+			f.node.daemons.SetFault(func(call, _ string) error {
+				if call == "ensure" {
 					return errors.New("the daemon doesn't start")
 				}
 				return nil
-			}
+			})
 			return newClaim("c", share("s", 0, 4, 1))
 		},
 		"hardware": func(t *testing.T, f *fixture) *resourceapi.ResourceClaim {
-			_, err := f.node.Ensure(testContext(t), oneSlice(0, 0))
-			if err != nil {
+			if err := f.node.sim.SetMIGMode(uuidOf(0), true); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.node.sim.CreateInstance(oneSlice(0, 0)); err != nil {
 				t.Fatal(err)
 			}
 			return newClaim("c", result("gpu", 0)) // whose partition isn't Tessera's
 		},
 		"state": func(t *testing.T, f *fixture) *resourceapi.ResourceClaim {
-			if err := os.RemoveAll(f.node.Journal); err != nil {
+			if err := os.RemoveAll(f.node.journal); err != nil {
 				t.Fatal(err)
 			}
 			return newClaim("c", result("gpu", 0))

@@ -1,10 +1,8 @@
 package prepare_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -12,17 +10,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
 
 // part is one result of an allocation: a partition of the n-th GPU.
 func part(request string, n int, profile string, start int) resourceapi.DeviceRequestAllocationResult {
 	return resourceapi.DeviceRequestAllocationResult{
-		Request: request, Driver: driver, Pool: pool, Device: string(preparetest.Partition(n, profile, start)),
+		Request: request, Driver: driver, Pool: pool, Device: string(partitionName(n, profile, start)),
 	}
 }
 
@@ -33,7 +29,7 @@ func adminPart(request string, n int, profile string, start int) resourceapi.Dev
 }
 
 func oneSlice(n, start int) gpu.Partition {
-	return gpu.Partition{GPU: preparetest.UUID(n), Profile: "1g.10gb", Placement: gpu.Placement{Start: start, Size: 1}}
+	return gpu.Partition{GPU: uuidOf(n), Profile: "1g.10gb", Placement: gpu.Placement{Start: start, Size: 1}}
 }
 
 func TestPartitions(t *testing.T) {
@@ -70,25 +66,26 @@ func TestPartitions(t *testing.T) {
 	}
 }
 
+// TestGivenIsTold checks that a claim's status has the MIG device that the claim was given.
 func TestGivenIsTold(t *testing.T) {
 	f := newFixture(t, 1)
-	told := map[string]map[gpu.DeviceName]gpu.Prepared{}
-	f.onPrepared = func(c kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
-		told[c.String()] = devices
-	}
+	runUntilEnd(t, f.statuses.Run)
 	mustPrepare(t, f, newClaim("c", part("part", 0, "1g.10gb", 3)))
-	one := gpu.Prepared{Device: oneSlice(0, 3), Name: "gpu-980fb000-mig-1g10gb-3", Instance: gpu.Instance{
-		UUID: "MIG-00000001-8a10-0135-bada-13f71feaef21", Profile: "1g.10gb", Placement: gpu.Placement{Start: 3, Size: 1}, GPUInstanceID: 1,
-	}}
-	want := map[string]map[gpu.DeviceName]gpu.Prepared{"default/c:c": {"gpu-980fb000-mig-1g10gb-3": one}}
-	if diff := cmp.Diff(want, told); diff != "" {
-		t.Errorf("-want +told:\n%s", diff)
+	mig, err := f.node.sim.MIG(uuidOf(0))
+	if err != nil || len(mig.Instances) != 1 {
+		t.Fatalf("instances %v, %v", mig.Instances, err)
+	}
+	want := fmt.Sprintf(`"device":"%s","data":{"uuid":"%s","parentUUID":"%s","profile":"1g.10gb","placement":{"start":3,"size":1}`,
+		partitionName(0, "1g.10gb", 3), mig.Instances[0].UUID, uuidOf(0))
+	if got := <-f.server.statuses; !strings.Contains(got, want) {
+		t.Errorf("status %s, want in it %s", got, want)
 	}
 	mustUnprepare(t, f, newClaim("c"))
-	clear(told)
-	mustPrepare(t, f, newClaim("c", result("gpu", 0)))
-	if len(told) > 0 {
-		t.Errorf("a whole GPU was told of: %v", told)
+	mustPrepare(t, f, newClaim("whole", result("gpu", 0)))
+	mustUnprepare(t, f, newClaim("whole"))
+	mustPrepare(t, f, newClaim("last", part("part", 0, "1g.10gb", 4)))
+	if got := <-f.server.statuses; !strings.Contains(got, `"name":"last"`) {
+		t.Errorf("status %s, want none of a whole GPU", got)
 	}
 }
 
@@ -112,7 +109,7 @@ func TestDestroyedFromOutside(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 1)
 			mustPrepare(t, f, c)
-			f.node.Destroy(oneSlice(0, 4))
+			f.node.destroy(t, oneSlice(0, 4))
 			mend(t, f)
 			checkHeld(t, f, "c")
 		})
@@ -122,7 +119,7 @@ func TestDestroyedFromOutside(t *testing.T) {
 // mustMend mends what the hardware lacks.
 func mustMend(t *testing.T, f *fixture) {
 	t.Helper()
-	there := f.node.Instances()
+	there := f.node.instances(t)
 	if err := f.Mend(testContext(t), func(p gpu.Partition) bool { return !slices.Contains(there, p) }); err != nil {
 		t.Error(err)
 	}
@@ -132,13 +129,11 @@ func mustMend(t *testing.T, f *fixture) {
 // prepare or an unprepare in progress.
 func TestMendLeavesAlone(t *testing.T) {
 	f := newFixture(t, 1)
-	given := 0
-	f.onPrepared = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared) { given++ }
 	mustPrepare(t, f, newClaim("whole", result("gpu", 0)))
 	mustUnprepare(t, f, newClaim("whole"))
 	c := newClaim("c", part("p", 0, "1g.10gb", 0))
 	begun, goOn := make(chan struct{}), make(chan struct{})
-	f.node.Working = func(context.Context, gpu.Partition) error {
+	f.node.working = func(gpu.Partition) error {
 		close(begun)
 		<-goOn
 		return nil
@@ -151,20 +146,17 @@ func TestMendLeavesAlone(t *testing.T) {
 		t.Fatal(a.err)
 	}
 	mustMend(t, f)
-	f.node.Working = func(context.Context, gpu.Partition) error { return errors.New("in use by process 4711") }
+	f.node.working = func(gpu.Partition) error { return errors.New("in use by process 4711") }
 	if err := f.Unprepare(testContext(t), named(c)); err == nil {
 		t.Error("unprepared")
 	}
 	mustMend(t, f)
-	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
+	if specs, err := f.specs.Claims(); err != nil || len(specs) > 0 {
 		t.Errorf("specs %v, %v: a claim on its way out has one again", specs, err)
 	}
-	if given != 1 {
-		t.Errorf("given %d times, want once, by the prepare", given)
-	}
-	f.node.Working = nil
+	f.node.working = nil
 	mustPrepare(t, f, c) // the claim is wanted again after all
-	f.node.Destroy(oneSlice(0, 0))
+	f.node.destroy(t, oneSlice(0, 0))
 	mustMend(t, f)
 	checkHeld(t, f, "c")
 }
@@ -173,13 +165,13 @@ func TestNeighboursDoNotWait(t *testing.T) {
 	f := newFixture(t, 1)
 	big := newClaim("big", part("part", 0, "3g.40gb", 4))
 	mustPrepare(t, f, big)
-	f.holders.set("big", prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
+	f.server.set("big", deleted)
 	mustPrepare(t, f, newClaim("beside", part("part", 0, "1g.10gb", 3)))
-	if n := len(f.holders.asked); n != 0 {
+	if n := len(f.server.asked); n != 0 {
 		t.Errorf("%d questions about claims whose slices nobody wanted", n)
 	}
 	onTop := inBackground(testContext(t), f, newClaim("on-top", part("part", 0, "1g.10gb", 4)))
-	if uid := <-f.holders.asked; uid != "big" {
+	if uid := <-f.server.asked; uid != "big" {
 		t.Errorf("asked about %s", uid)
 	}
 	mustUnprepare(t, f, big)
@@ -195,12 +187,12 @@ func TestWholeGPUWaitsForAllItsPartitions(t *testing.T) {
 	for n := range 3 {
 		c := newClaim(fmt.Sprintf("part-%d", n), part("part", 0, "1g.10gb", n))
 		mustPrepare(t, f, c)
-		f.holders.set(c.UID, prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
+		f.server.set(c.Name, deleted)
 		parts = append(parts, c)
 	}
 	mustPrepare(t, f, newClaim("elsewhere", part("part", 1, "1g.10gb", 0)))
 	whole := inBackground(testContext(t), f, newClaim("whole", result("gpu", 0)))
-	<-f.holders.asked
+	<-f.server.asked
 	for _, c := range parts {
 		select {
 		case a := <-whole:
@@ -218,18 +210,25 @@ func TestWholeGPUWaitsForAllItsPartitions(t *testing.T) {
 // TestClaimsOfOneGPUWorkAtOnce: while the hardware works for one claim, another
 // may be given its part of the same GPU, or of others, as far as prepare goes.
 func TestClaimsOfOneGPUWorkAtOnce(t *testing.T) {
-	f := newFixture(t, 2)
+	recorded := make(chan string, 10)
+	f := start(t, newNode(t, 2), "boot-1", func(step string) {
+		if step == "prepare.recorded" {
+			recorded <- step
+		}
+	})
 	working, goOn := make(chan gpu.Partition, 10), make(chan struct{})
-	f.node.Working = func(_ context.Context, p gpu.Partition) error {
+	f.node.working = func(p gpu.Partition) error {
 		working <- p
 		<-goOn
 		return nil
 	}
 	first := inBackground(testContext(t), f, newClaim("first", part("part", 0, "1g.10gb", 0), part("part", 1, "1g.10gb", 0)))
+	begun := []gpu.Partition{<-working, <-working}
+	sortPartitions(begun)
+	<-recorded
 	second := inBackground(testContext(t), f, newClaim("second", part("part", 0, "1g.10gb", 1)))
-	begun := []gpu.Partition{<-working, <-working, <-working}
-	preparetest.SortPartitions(begun)
-	if diff := cmp.Diff([]gpu.Partition{oneSlice(0, 0), oneSlice(0, 1), oneSlice(1, 0)}, begun); diff != "" {
+	<-recorded
+	if diff := cmp.Diff([]gpu.Partition{oneSlice(0, 0), oneSlice(1, 0)}, begun); diff != "" {
 		t.Errorf("-want +begun:\n%s", diff)
 	}
 	close(goOn)
@@ -245,7 +244,7 @@ func TestOneGPUInOrder(t *testing.T) {
 	f := newFixture(t, 1)
 	var mu sync.Mutex
 	var order []int
-	f.node.Working = func(_ context.Context, p gpu.Partition) error {
+	f.node.working = func(p gpu.Partition) error {
 		mu.Lock()
 		defer mu.Unlock()
 		order = append(order, p.Placement.Start)
@@ -263,7 +262,7 @@ func TestUndoFails(t *testing.T) {
 	f := newFixture(t, 1)
 	c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1))
 	calls := 0
-	f.node.Working = func(context.Context, gpu.Partition) error {
+	f.node.working = func(gpu.Partition) error {
 		if calls++; calls > 1 {
 			return errors.New("the hardware is stuck")
 		}
@@ -272,9 +271,9 @@ func TestUndoFails(t *testing.T) {
 	if _, err := f.Prepare(testContext(t), c); err == nil {
 		t.Error("prepared")
 	}
-	f.node.Working = nil
+	f.node.working = nil
 	mustMend(t, f)
-	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 || len(f.journal.Claims()) != 1 {
+	if specs, err := f.specs.Claims(); err != nil || len(specs) > 0 || len(f.journal.Claims()) != 1 {
 		t.Errorf("specs %v, %v, and %d records", specs, err, len(f.journal.Claims()))
 	}
 	mustPrepare(t, f, c)
@@ -286,7 +285,7 @@ func TestFailedFirstPrepareIsUndone(t *testing.T) {
 	c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1), part("p", 1, "1g.10gb", 0))
 	for name, fail := range map[string]func(*testing.T, *fixture){
 		"in the hardware": func(_ *testing.T, f *fixture) {
-			f.node.Working = func(_ context.Context, p gpu.Partition) error {
+			f.node.working = func(p gpu.Partition) error {
 				if p == oneSlice(0, 1) {
 					return errors.New("INSUFFICIENT_RESOURCES")
 				}
@@ -294,9 +293,7 @@ func TestFailedFirstPrepareIsUndone(t *testing.T) {
 			}
 		},
 		"in the spec": func(t *testing.T, f *fixture) {
-			if err := os.Remove(f.node.DeviceNode(1)); err != nil {
-				t.Fatal(err)
-			}
+			hideDeviceNode(t, 1)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -311,14 +308,14 @@ func TestFailedFirstPrepareIsUndone(t *testing.T) {
 	t.Run("but not what was there before", func(t *testing.T) {
 		f := newFixture(t, 2)
 		mustPrepare(t, f, c)
-		f.node.Destroy(oneSlice(0, 1))
-		f.node.Working = func(context.Context, gpu.Partition) error { return errors.New("GPU is lost") }
-		if _, err := f.Prepare(testContext(t), c); err == nil || !strings.Contains(err.Error(), `"gpu-980fb000-mig-1g10gb-1" for request "p"`) {
+		f.node.destroy(t, oneSlice(0, 1))
+		f.node.working = func(gpu.Partition) error { return errors.New("GPU is lost") }
+		if _, err := f.Prepare(testContext(t), c); err == nil || !strings.Contains(err.Error(), `"`+string(partitionName(0, "1g.10gb", 1))+`" for request "p"`) {
 			t.Errorf("got %v, want an error that names the device and the request", err)
 		}
-		f.node.Working = nil
-		if got := len(f.journal.Claims()); got != 1 || len(f.node.Instances()) != 2 {
-			t.Errorf("%d records, partitions %v", got, f.node.Instances())
+		f.node.working = nil
+		if got := len(f.journal.Claims()); got != 1 || len(f.node.instances(t)) != 2 {
+			t.Errorf("%d records, partitions %v", got, f.node.instances(t))
 		}
 		mustPrepare(t, f, c)
 		checkHeld(t, f, "c")
@@ -331,61 +328,55 @@ func TestDestroyRefused(t *testing.T) {
 	f := newFixture(t, 1)
 	c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1))
 	mustPrepare(t, f, c)
-	f.node.Working = func(_ context.Context, p gpu.Partition) error {
+	f.node.working = func(p gpu.Partition) error {
 		if p == oneSlice(0, 0) {
 			return errors.New("in use by process 4711 (python)")
 		}
 		return nil
 	}
-	if err := f.Unprepare(testContext(t), named(c)); err == nil || !strings.Contains(err.Error(), "4711") || !strings.Contains(err.Error(), "1g.10gb {0 1}") {
+	if err := f.Unprepare(testContext(t), named(c)); err == nil || !strings.Contains(err.Error(), "4711") || !strings.Contains(err.Error(), "1g.10gb at memory slice 0") {
 		t.Errorf("got %v, want an error that names the partition and its holder", err)
 	}
-	if diff := cmp.Diff([]gpu.Partition{oneSlice(0, 0)}, f.node.Instances()); diff != "" {
+	if diff := cmp.Diff([]gpu.Partition{oneSlice(0, 0)}, f.node.instances(t)); diff != "" {
 		t.Errorf("partitions (-want +there):\n%s", diff)
 	}
-	f.holders.set("c", prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
+	f.server.set("c", deleted)
 	if _, err := f.Prepare(almostOver(t), newClaim("next", part("p", 0, "1g.10gb", 0))); !errors.Is(err, prepare.ErrHeld) {
 		t.Errorf("the next claim: got %v, want ErrHeld", err)
 	}
-	f.node.Working = nil
+	f.node.working = nil
 	mustUnprepare(t, f, c)
 	checkHeld(t, f)
 }
 
 // TestUnprepareOvertakesTheMakingOfAPartition lets an unprepare arrive while the
-// hardware works, which heeds the end of the call or doesn't.
+// hardware works.
 func TestUnprepareOvertakesTheMakingOfAPartition(t *testing.T) {
-	for name, heeds := range map[string]bool{"hardware that can be stopped": true, "hardware that goes on": false} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, 1)
-			c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1))
-			begun, goOn := make(chan struct{}), make(chan struct{})
-			f.node.Working = func(ctx context.Context, p gpu.Partition) error {
-				if p == oneSlice(0, 1) {
-					close(begun)
-					<-goOn
-					if heeds {
-						<-ctx.Done()
-						return context.Cause(ctx)
-					}
-				}
-				return nil
-			}
-			got := inBackground(testContext(t), f, c)
-			<-begun
-			unprepared := make(chan error, 1)
-			go func() { unprepared <- f.Unprepare(testContext(t), named(c)) }()
-			f.node.Working = nil
-			close(goOn)
-			if a := <-got; a.err == nil || !strings.Contains(a.err.Error(), "unprepared") {
-				t.Logf("prepare: %v", a.err) // it may have been faster
-			}
-			if err := <-unprepared; err != nil {
-				t.Errorf("unprepare: %v", err)
-			}
-			checkHeld(t, f)
-		})
+	f := newFixture(t, 1)
+	c := newClaim("c", part("p", 0, "1g.10gb", 0), part("p", 0, "1g.10gb", 1))
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	f.node.working = func(p gpu.Partition) error {
+		if p == oneSlice(0, 1) {
+			once.Do(func() {
+				close(begun)
+				<-goOn
+			})
+		}
+		return nil
 	}
+	got := inBackground(testContext(t), f, c)
+	<-begun
+	unprepared := make(chan error, 1)
+	go func() { unprepared <- f.Unprepare(testContext(t), named(c)) }()
+	close(goOn)
+	if a := <-got; a.err == nil || !strings.Contains(a.err.Error(), "unprepared") {
+		t.Logf("prepare: %v", a.err) // it may have been faster
+	}
+	if err := <-unprepared; err != nil {
+		t.Errorf("unprepare: %v", err)
+	}
+	checkHeld(t, f)
 }
 
 func TestAdminAccessNeitherMakesNorDestroys(t *testing.T) {

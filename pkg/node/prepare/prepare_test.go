@@ -15,7 +15,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
 
 func TestPrepare(t *testing.T) {
@@ -35,7 +34,7 @@ func TestPrepare(t *testing.T) {
 			var want []kubeletplugin.Device
 			for _, r := range results {
 				for n := range 4 {
-					if r.Pool == pool && r.Device == string(preparetest.Device(n)) {
+					if r.Pool == pool && r.Device == string(gpuName(n)) {
 						want = append(want, device(c, r.Request, n))
 					}
 				}
@@ -68,18 +67,16 @@ func TestPrepareRefuses(t *testing.T) {
 		is    error
 		says  string
 	}{
-		"a GPU that isn't there":  {newClaim("c", result("gpu", 0), result("gpu", 7)), nil, `request "gpu" was given device "gpu-980fb007"`},
-		"a lost GPU":              {newClaim("c", result("gpu", 1)), nil, "lost"},
-		"a missing device node":   {newClaim("c", result("gpu", 0), result("gpu", 2)), os.ErrNotExist, "/dev/nvidia2"},
+		"a GPU that isn't there":  {newClaim("c", result("gpu", 0), result("gpu", 7)), nil, `request "gpu" was given device "` + string(gpuName(7)) + `"`},
+		"a lost GPU":              {newClaim("c", result("gpu", 1)), nil, "is Lost"},
+		"a missing device node":   {newClaim("c", result("gpu", 0), result("gpu", 2)), nil, "/dev/nvidia2"},
 		"a config it can't read":  {withConfig, claim.ErrPermanent, `request "gpu"`},
 		"a claim that isn't ours": {newClaim("c"), nil, "no device of driver"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 3)
-			f.node.Lose(preparetest.UUID(1))
-			if err := os.Remove(f.node.DeviceNode(2)); err != nil {
-				t.Fatal(err)
-			}
+			f.lose(1)
+			defer hideDeviceNode(t, 2)()
 			_, err := f.Prepare(testContext(t), tc.claim)
 			if err == nil || !strings.Contains(err.Error(), tc.says) || (tc.is != nil && !errors.Is(err, tc.is)) {
 				t.Errorf("got %v, want an error that is %v and says %q", err, tc.is, tc.says)
@@ -92,15 +89,11 @@ func TestPrepareRefuses(t *testing.T) {
 func TestPrepareSucceedsByItselfOnceTheDeviceNodeIsThere(t *testing.T) {
 	f := newFixture(t, 1)
 	c := newClaim("training", result("gpu", 0))
-	if err := os.Remove(f.node.DeviceNode(0)); err != nil {
-		t.Fatal(err)
-	}
+	show := hideDeviceNode(t, 0)
 	if _, err := f.Prepare(testContext(t), c); err == nil {
 		t.Fatal("prepared without a device node")
 	}
-	if err := os.WriteFile(f.node.DeviceNode(0), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	show()
 	mustPrepare(t, f, c)
 	checkHeld(t, f, "training")
 }
@@ -140,22 +133,22 @@ func TestPreparedAnewWithOtherDevices(t *testing.T) {
 
 func TestFullDisk(t *testing.T) {
 	node := newNode(t, 2)
-	if err := unix.Mount("tmpfs", node.Journal, "tmpfs", 0, "size=64k"); err != nil {
+	if err := unix.Mount("tmpfs", node.journal, "tmpfs", 0, "size=64k"); err != nil {
 		t.Fatalf("mount a small tmpfs (run the tests as root): %v", err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(node.Journal, unix.MNT_DETACH); err != nil {
+		if err := unix.Unmount(node.journal, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
 	f := start(t, node, "boot-1", nil)
 	before, c := newClaim("before", result("gpu", 0)), newClaim("training", result("gpu", 1))
 	mustPrepare(t, f, before)
-	fill := filepath.Join(node.Journal, "fill")
+	fill := filepath.Join(node.journal, "fill")
 	if err := os.WriteFile(fill, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("filling the disk: got %v, want ENOSPC", err)
 	}
-	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), node.Journal) {
+	if _, err := f.Prepare(testContext(t), c); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), node.journal) {
 		t.Errorf("got %v, want ENOSPC naming the directory", err)
 	}
 	mustPrepare(t, f, before)

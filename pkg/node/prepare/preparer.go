@@ -13,45 +13,47 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/keylock"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/events"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/partition"
+	"github.com/tessera-dra/tessera/pkg/node/report"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 // Config is what a Preparer is built from.
 type Config struct {
 	Journal    *journal.Journal
-	CDI        CDI
-	Containers Containers
-	Inventory  Inventory
-	Partitions Partitions
-	Sharing    Sharing
-	Holders    Holders
+	Facts      *facts.Facts
+	Containers *containers.Containers
+	Partitions *partition.Manager
+	Sharing    *sharing.Manager
+	Specs      *cdi.Specs
+	Events     *events.Events
+	Statuses   *claimstatus.Writer
+	Reporter   *report.Reporter
+	// Cluster reads claims, and Version the version of the API server.
+	Cluster resourceclient.ResourceClaimsGetter
+	Version discovery.ServerVersionInterfaceWithContext
 	// Driver is the driver's name; Pool is the name of the node's pool.
 	Driver, Pool string
 	// BootID of the running kernel (/proc/sys/kernel/random/boot_id).
 	BootID string
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
-	// ConditionsChanged, which may be nil, is called after what Conditions
-	// returns has changed. It must not block.
-	ConditionsChanged func()
-	// OnPrepared, which may be nil, is called after a claim with partitions or MPS was
-	// given what it has, in a prepare or in a recovery. It must not block.
-	OnPrepared func(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared)
-	// ReportDoubleAllocation, which may be nil, is called when a claim is refused because
-	// the scheduler has allocated its silicon to another claim too. After an error it is
-	// called again when the kubelet retries.
-	ReportDoubleAllocation func(context.Context, DoubleAllocation) error
-	// Event, which may be nil, writes an event about a claim or a pod; reason is one word in
-	// CamelCase. It must not block.
-	Event func(about corev1.ObjectReference, eventType, reason, message string)
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
 	Step func(step string)
@@ -79,18 +81,6 @@ type Preparer struct {
 func New(c Config) *Preparer {
 	if c.Step == nil {
 		c.Step = func(string) {}
-	}
-	if c.OnPrepared == nil {
-		c.OnPrepared = func(kubeletplugin.NamespacedObject, map[gpu.DeviceName]gpu.Prepared) {}
-	}
-	if c.Event == nil {
-		c.Event = func(corev1.ObjectReference, string, string, string) {}
-	}
-	if c.ReportDoubleAllocation == nil {
-		c.ReportDoubleAllocation = func(context.Context, DoubleAllocation) error { return nil }
-	}
-	if c.ConditionsChanged == nil {
-		c.ConditionsChanged = func() {}
 	}
 	return &Preparer{
 		cfg: c, calls: newCalls(),
@@ -145,7 +135,7 @@ func (p *Preparer) Conditions() map[gpu.UUID][]gpu.Condition {
 func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	ctx, done := p.calls.join(ctx, c.UID)
 	defer done()
-	if err := p.cfg.Inventory.MayPrepare(); err != nil {
+	if err := p.cfg.Facts.MayPrepare(); err != nil {
 		return nil, err
 	}
 	grants, err := claim.Read(c, p.cfg.Driver, p.cfg.Pool)
@@ -242,7 +232,7 @@ func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, err)
 	}
-	ids, err := p.cfg.CDI.Write(r.ClaimUID, devices)
+	ids, err := p.cfg.Specs.Write(r.ClaimUID, devices)
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, failedAt(stepCDI, fmt.Errorf("write the CDI spec of the claim: %w", err)))
 	}
@@ -256,7 +246,7 @@ func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (
 func (p *Preparer) notifyPrepared(r holding.Record, devices map[gpu.DeviceName]gpu.Prepared) {
 	hasNews := func(g holding.Holding) bool { return g.Partition != holding.Partition{} || g.MPS != nil }
 	if slices.ContainsFunc(r.Holdings, hasNews) {
-		p.cfg.OnPrepared(kubeletplugin.NamespacedObject{
+		p.cfg.Statuses.Enqueue(kubeletplugin.NamespacedObject{
 			NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID),
 		}, devices)
 	}
@@ -274,7 +264,7 @@ func (p *Preparer) put(r holding.Record) error {
 // none.
 func (p *Preparer) notifyRead(before holding.Claim) {
 	if before.IsUnreadable() {
-		p.cfg.ConditionsChanged()
+		p.cfg.Facts.Reread()
 	}
 }
 
@@ -299,7 +289,7 @@ func (p *Preparer) results(r holding.Record, ids map[gpu.DeviceName][]string) []
 // resolve finds a device that a request was given on this node, with its GPU's
 // facts.
 func (p *Preparer) resolve(request string, name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
-	d, g, err := p.cfg.Inventory.Device(name)
+	d, g, err := p.cfg.Facts.Device(name)
 	if err != nil {
 		return nil, gpu.GPU{}, fmt.Errorf("request %q was given device %q: %w", request, name, err)
 	}

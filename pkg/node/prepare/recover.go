@@ -46,7 +46,7 @@ func (p *Preparer) Mend(ctx context.Context, gone func(gpu.Partition) bool) erro
 	prepared := slices.DeleteFunc(p.cfg.Journal.Claims().Readable(), func(c holding.Claim) bool {
 		return p.claimLocks.InUse(c.ClaimUID) || c.GivenUp == nil && (c.AwaitsKubelet(p.cfg.BootID) || c.Phase >= holding.Unpreparing)
 	})
-	specs, err := p.cfg.CDI.Claims()
+	specs, err := p.cfg.Specs.Claims()
 	if err != nil {
 		return fmt.Errorf("list the CDI specs: %w", err)
 	}
@@ -108,7 +108,7 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := p.cfg.CDI.Write(claimUID, devices); err != nil {
+	if _, err := p.cfg.Specs.Write(claimUID, devices); err != nil {
 		return fmt.Errorf("write the CDI spec again: %w", err)
 	}
 	p.cfg.Step("recover.written")
@@ -118,7 +118,7 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 
 // removeSpec is idempotent.
 func (p *Preparer) removeSpec(claimUID string) error {
-	if err := p.cfg.CDI.Remove(claimUID); err != nil {
+	if err := p.cfg.Specs.Remove(claimUID); err != nil {
 		return err
 	}
 	p.cfg.Step("recover.removed")
@@ -139,7 +139,7 @@ func (p *Preparer) resolvable(r holding.Record) error {
 // sweep removes specs and marks of claims without a record. A claim whose record
 // can't be read keeps them: its containers may be restarted.
 func (p *Preparer) sweep(ctx context.Context) error {
-	specs, err := p.cfg.CDI.Claims()
+	specs, err := p.cfg.Specs.Claims()
 	if err != nil {
 		return fmt.Errorf("list the CDI specs: %w", err)
 	}

@@ -1,7 +1,6 @@
 package prepare_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,9 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
 
 func TestRecover(t *testing.T) {
@@ -23,23 +20,23 @@ func TestRecover(t *testing.T) {
 	for n := range 3 {
 		mustPrepare(t, f, newClaim(fmt.Sprintf("claim-%d", n), result("gpu", n)))
 	}
-	if err := os.RemoveAll(f.node.CDI); err != nil {
+	if err := os.RemoveAll(f.node.cdi); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(f.node.CDI, 0o755); err != nil {
+	if err := os.Mkdir(f.node.cdi, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.node.Write("orphan", map[gpu.DeviceName]gpu.Prepared{preparetest.Device(0): {Device: gpu.Whole{GPU: preparetest.UUID(0)}}}); err != nil {
+	if _, err := f.specs.Write("orphan", map[gpu.DeviceName]gpu.Prepared{gpuName(0): {Device: gpu.Whole{GPU: uuidOf(0)}}}); err != nil {
 		t.Fatal(err)
 	}
 	f.journal.Close()
-	f.node.Lose(preparetest.UUID(1))
 	f = start(t, f.node, "boot-2", nil)
+	f.lose(1)
 	err := f.Recover(testContext(t))
 	if err == nil || !strings.Contains(err.Error(), "default/claim-1") || strings.Contains(err.Error(), "claim-2") {
 		t.Errorf("got %v, want an error about claim-1 alone", err)
 	}
-	specs, err := f.node.Claims()
+	specs, err := f.specs.Claims()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +55,7 @@ func TestRecover(t *testing.T) {
 func (f *fixture) damaged(t *testing.T, claimUID string) *fixture {
 	t.Helper()
 	f.journal.Close()
-	damage(t, filepath.Join(f.node.Journal, claimUID+".json"))
+	damage(t, filepath.Join(f.node.journal, claimUID+".json"))
 	f = start(t, f.node, "boot-1", nil)
 	if err := f.Recover(testContext(t)); err != nil {
 		t.Errorf("recover: %v", err)
@@ -76,15 +73,15 @@ func TestUnreadableRecord(t *testing.T) {
 	t.Run("is a condition of its GPU and keeps its spec", func(t *testing.T) {
 		f := broken(t)
 		got := f.Conditions()
-		if len(got) != 1 || len(got[preparetest.UUID(0)]) != 1 || got[preparetest.UUID(0)][0].Type != gpu.StateUnreadable {
+		if len(got) != 1 || len(got[uuidOf(0)]) != 1 || got[uuidOf(0)][0].Type != gpu.StateUnreadable {
 			t.Errorf("conditions: got %v, want GPU 0 StateUnreadable", got)
 		}
-		specs, err := f.node.Claims()
+		specs, err := f.specs.Claims()
 		if err != nil || !cmp.Equal(specs, []string{"broken"}) {
 			t.Errorf("specs: got %v, %v, want broken's", specs, err)
 		}
 		mustPrepare(t, f, newClaim("elsewhere", result("gpu", 1)))
-		f.holders.set("broken", prepare.Standing{Reason: "pod default/trainer uses it"})
+		f.server.set("broken", inUse)
 		if _, err := f.Prepare(testContext(t), newClaim("thief", result("gpu", 0))); !errors.Is(err, prepare.ErrHeld) {
 			t.Errorf("another claim: got %v, want ErrHeld", err)
 		}
@@ -93,30 +90,25 @@ func TestUnreadableRecord(t *testing.T) {
 		f := broken(t)
 		mustPrepare(t, f, newClaim("broken", result("gpu", 0)))
 		checkHeld(t, f, "broken")
-		if len(f.Conditions()) != 0 || f.changes != 1 {
-			t.Errorf("conditions: got %v after %d changes, want none after 1", f.Conditions(), f.changes)
+		if reread := f.facts.BeginReading(); len(f.Conditions()) != 0 || !reread {
+			t.Errorf("conditions %v, the GPUs are read again: %t, want none, and that they are", f.Conditions(), reread)
 		}
 	})
 	t.Run("holds on when a prepare fails", func(t *testing.T) {
 		f := broken(t)
-		node := f.node.DeviceNode(0)
-		if err := os.Rename(node, node+".aside"); err != nil {
-			t.Fatal(err)
-		}
+		show := hideDeviceNode(t, 0)
 		if _, err := f.Prepare(testContext(t), newClaim("broken", result("gpu", 0))); err == nil {
 			t.Error("prepared without a device node")
 		}
-		if err := os.Rename(node+".aside", node); err != nil {
-			t.Fatal(err)
-		}
+		show()
 		checkHeld(t, f, "broken")
 	})
 	t.Run("is settled by an unprepare", func(t *testing.T) {
 		f := broken(t)
 		mustUnprepare(t, f, newClaim("broken"))
 		checkHeld(t, f)
-		if len(f.Conditions()) != 0 || f.changes != 1 {
-			t.Errorf("conditions: got %v after %d changes, want none after 1", f.Conditions(), f.changes)
+		if reread := f.facts.BeginReading(); len(f.Conditions()) != 0 || !reread {
+			t.Errorf("conditions %v, the GPUs are read again: %t, want none, and that they are", f.Conditions(), reread)
 		}
 	})
 }
@@ -126,16 +118,16 @@ func TestAfterARebootPartitionsWaitForTheKubelet(t *testing.T) {
 	c := newClaim("c", part("p", 0, "1g.10gb", 0))
 	mustPrepare(t, f, c)
 	f.journal.Close()
-	f.node.Reboot()
+	f.node.reboot(t)
 	f = start(t, f.node, "boot-2", nil)
 	if err := f.Recover(testContext(t)); err != nil {
 		t.Error(err)
 	}
-	if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
+	if specs, err := f.specs.Claims(); err != nil || len(specs) > 0 {
 		t.Errorf("specs %v, %v: a spec names an instance of another boot", specs, err)
 	}
 	mustMend(t, f)
-	if there := f.node.Instances(); len(there) > 0 {
+	if there := f.node.instances(t); len(there) > 0 {
 		t.Errorf("%v made without the kubelet", there)
 	}
 	checkHeld(t, f, "c")
@@ -150,7 +142,7 @@ func TestUnreadableRecordOfAPartition(t *testing.T) {
 	c := newClaim("c", part("p", 0, "1g.10gb", 0))
 	mustPrepare(t, f, c)
 	f = f.damaged(t, "c")
-	if n := len(f.node.Instances()); n != 1 {
+	if n := len(f.node.instances(t)); n != 1 {
 		t.Errorf("%d partitions, want that of the claim", n)
 	}
 	mustUnprepare(t, f, c)
@@ -166,19 +158,19 @@ func TestRecoverShares(t *testing.T) {
 		mustPrepare(t, f, one)
 	}
 	f.journal.Close()
-	f.node.Reboot() // the driver was reloaded
+	f.node.reboot(t) // the driver was reloaded
 	f = start(t, f.node, "boot-1", nil)
-	f.sharing.Fail = func(_ context.Context, _ string, r holding.Record) error {
-		if r.ClaimUID == "a" {
+	f.node.daemons.SetFault(func(_, daemon string) error {
+		if daemon == string(gpu0) {
 			return errors.New("the MPS daemon ends at once")
 		}
 		return nil
-	}
+	})
 	err := f.Recover(testContext(t))
 	if err == nil || !strings.Contains(err.Error(), "default/a") || strings.Contains(err.Error(), "default/b") {
 		t.Errorf("got %v, want an error about a alone", err)
 	}
-	f.sharing.Fail = nil
+	f.node.daemons.SetFault(nil)
 	if err := f.Recover(testContext(t)); err != nil {
 		t.Error(err)
 	}
@@ -188,7 +180,7 @@ func TestRecoverShares(t *testing.T) {
 func TestMendMakesThePartitionOfAShareAgain(t *testing.T) {
 	f := newFixture(t, 1)
 	mustPrepare(t, f, newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0)))
-	f.node.Destroy(gpu.Partition{GPU: preparetest.UUID(0), Profile: "3g.40gb", Placement: gpu.Placement{Size: 4}})
+	f.node.destroy(t, gpu.Partition{GPU: uuidOf(0), Profile: "3g.40gb", Placement: gpu.Placement{Size: 4}})
 	mustMend(t, f)
 	checkHeld(t, f, "c")
 }
@@ -204,13 +196,13 @@ func TestAfterARebootSharesWaitForTheKubelet(t *testing.T) {
 			f := newFixture(t, 1)
 			mustPrepare(t, f, c)
 			f.journal.Close()
-			f.node.Reboot()
+			f.node.reboot(t)
 			f = start(t, f.node, "boot-2", nil)
 			if err := f.Recover(testContext(t)); err != nil {
 				t.Error(err)
 			}
 			mustMend(t, f)
-			if specs, err := f.node.Claims(); err != nil || len(specs) > 0 {
+			if specs, err := f.specs.Claims(); err != nil || len(specs) > 0 {
 				t.Errorf("specs %v, %v: a spec names what went with another boot", specs, err)
 			}
 			checkHeld(t, f, "c")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,37 +15,35 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
-	"github.com/tessera-dra/tessera/pkg/node/prepare/preparetest"
 )
 
 // of is one result: a device by its name.
-func of(request string, device gpu.DeviceName) resourceapi.DeviceRequestAllocationResult {
-	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: pool, Device: string(device)}
+func of(request, device string) resourceapi.DeviceRequestAllocationResult {
+	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: pool, Device: device}
 }
 
 // share is one of count equal shares of the n-th GPU.
 func share(request string, n, count, number int) resourceapi.DeviceRequestAllocationResult {
-	return of(request, preparetest.Device(n)+gpu.DeviceName(fmt.Sprintf("-mps%d-%d", count, number)))
+	return of(request, fmt.Sprintf("%s-mps%d-%d", gpuName(n), count, number))
 }
 
 func replica(request string, n, count, number int) resourceapi.DeviceRequestAllocationResult {
-	return of(request, preparetest.Device(n)+gpu.DeviceName(fmt.Sprintf("-ts%d-%d", count, number)))
+	return of(request, fmt.Sprintf("%s-ts%d-%d", gpuName(n), count, number))
 }
 
 // shareOf is one of count equal shares of a partition of the n-th GPU.
 func shareOf(request string, n int, profile string, start, count, number int) resourceapi.DeviceRequestAllocationResult {
-	return of(request, preparetest.Partition(n, profile, start)+gpu.DeviceName(fmt.Sprintf("-mps%d-%d", count, number)))
+	return of(request, fmt.Sprintf("%s-mps%d-%d", partitionName(n, profile, start), count, number))
 }
 
 // asked is a share with multiple allocations; device is the shared device.
-func asked(request string, device gpu.DeviceName, id, memory, threads string) resourceapi.DeviceRequestAllocationResult {
+func asked(request, device, id, memory, threads string) resourceapi.DeviceRequestAllocationResult {
 	r := of(request, device+"-mps")
 	r.ShareID = new(types.UID(id))
 	r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{
@@ -65,10 +64,45 @@ func configured(c *resourceapi.ResourceClaim, sharing string, requests ...string
 	return c
 }
 
-// environment returns what the claim's CDI devices have in their environment.
+// shareable is how much memory the shares of the n-th GPU have together, or those of a partition
+// of it, in MiB.
+func shareable(t *testing.T, n int, profile string) int64 {
+	t.Helper()
+	node := newNode(t, n+1)
+	var of gpu.Device = gpu.Whole{GPU: uuidOf(n)}
+	if profile != "" {
+		of = gpu.Partition{GPU: uuidOf(n), Profile: profile}
+	}
+	mib, err := gpu.ShareableMiB(node.gpus[n], of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mib
+}
+
+// env is what a client of an MPS daemon has in its environment: a percentage of threads, and its
+// memory on each of the daemon's devices, in MiB; 0 for no limit.
+func env(threads int, memory ...int64) string {
+	text := "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps"
+	if threads > 0 && threads < 100 {
+		text += fmt.Sprintf(" CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", threads)
+	}
+	var limits []string
+	for i, mib := range memory {
+		if mib > 0 {
+			limits = append(limits, fmt.Sprintf("%d=%dM", i, mib))
+		}
+	}
+	if limits != nil {
+		text += " CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + strings.Join(limits, ",")
+	}
+	return text
+}
+
+// environment returns what the claim's CDI devices have in their environment, of MPS.
 func environment(t *testing.T, f *fixture, c *resourceapi.ResourceClaim) map[string]string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(f.node.CDI, "k8s.gpu.nvidia.com-claim_"+string(c.UID)+".json"))
+	data, err := os.ReadFile(filepath.Join(f.node.cdi, "k8s.gpu.nvidia.com-claim_"+string(c.UID)+".json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,60 +112,57 @@ func environment(t *testing.T, f *fixture, c *resourceapi.ResourceClaim) map[str
 	}
 	env := map[string]string{}
 	for _, d := range spec.Devices {
-		env[strings.TrimPrefix(d.Name, string(c.UID)+"-")] = strings.Join(d.ContainerEdits.Env, " ")
+		isMPS := func(variable string) bool { return strings.HasPrefix(variable, "CUDA_MPS_") }
+		env[strings.TrimPrefix(d.Name, string(c.UID)+"-")] = strings.Join(slices.DeleteFunc(d.ContainerEdits.Env, func(v string) bool { return !isMPS(v) }), " ")
 	}
 	return env
 }
-
-const (
-	gpu0 = "gpu-980fb000"
-	gpu1 = "gpu-980fb001"
-)
 
 // TestSharing prepares claims of everything that is shared, twice, and lists
 // the environment of their containers, by the names of CDI devices.
 func TestSharing(t *testing.T) {
 	const tight = `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":10,"defaultPinnedDeviceMemoryLimit":"2Gi"}}`
-	big := preparetest.Partition(0, "3g.40gb", 0)
+	big := string(partitionName(0, "3g.40gb", 0))
+	all, half := shareable(t, 0, ""), shareable(t, 0, "3g.40gb")
 	for name, tc := range map[string]struct {
 		claim *resourceapi.ResourceClaim
 		want  map[string]string
 	}{
-		"a share":                 {newClaim("c", share("s", 0, 4, 1)), map[string]string{gpu0 + "-mps4-1": "MPS=25% [20480]Mi"}},
-		"by firstAvailable":       {newClaim("c", share("s/one", 0, 3, 0)), map[string]string{gpu0 + "-mps3-0": "MPS=33% [27306]Mi"}},
-		"a share of a partition":  {newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 1)), map[string]string{string(big) + "-mps2-1": "MPS=50% [20480]Mi"}},
-		"several of one request":  {newClaim("c", share("s", 0, 4, 1), share("s", 0, 4, 3)), map[string]string{gpu0 + "-mps4-1": "MPS=50% [40960]Mi", gpu0 + "-mps4-3": "MPS=50% [40960]Mi"}},
-		"several requests":        {newClaim("c", share("a", 0, 4, 1), share("b", 0, 4, 3)), map[string]string{gpu0 + "-mps4-1": "MPS=25% [20480]Mi", gpu0 + "-mps4-3": "MPS=25% [20480]Mi"}},
-		"requests on two daemons": {newClaim("c", share("a", 0, 4, 1), share("b", 1, 2, 0)), map[string]string{gpu0 + "-mps4-1": "MPS=25% [20480]Mi", gpu1 + "-mps2-0": "MPS=50% [40960]Mi"}},
-		"as much as asked for":    {newClaim("c", asked("s", gpu0, "s1", "10Gi", "30")), map[string]string{gpu0 + "-mps-s1": "MPS=30% [10240]Mi"}},
-		"in a partition":          {newClaim("c", asked("s", big, "s1", "10Gi", "50")), map[string]string{string(big) + "-mps-s1": "MPS=50% [10240]Mi"}},
+		"a share":                 {newClaim("c", share("s", 0, 4, 1)), map[string]string{gpu0 + "-mps4-1": env(25, all/4)}},
+		"by firstAvailable":       {newClaim("c", share("s/one", 0, 3, 0)), map[string]string{gpu0 + "-mps3-0": env(33, all/3)}},
+		"a share of a partition":  {newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 1)), map[string]string{big + "-mps2-1": env(50, half/2)}},
+		"several of one request":  {newClaim("c", share("s", 0, 4, 1), share("s", 0, 4, 3)), map[string]string{gpu0 + "-mps4-1": env(50, 2*(all/4)), gpu0 + "-mps4-3": env(50, 2*(all/4))}},
+		"several requests":        {newClaim("c", share("a", 0, 4, 1), share("b", 0, 4, 3)), map[string]string{gpu0 + "-mps4-1": env(25, all/4), gpu0 + "-mps4-3": env(25, all/4)}},
+		"requests on two daemons": {newClaim("c", share("a", 0, 4, 1), share("b", 1, 2, 0)), map[string]string{gpu0 + "-mps4-1": env(25, all/4), gpu1 + "-mps2-0": env(50, all/2)}},
+		"as much as asked for":    {newClaim("c", asked("s", gpu0, "s1", "10Gi", "30")), map[string]string{gpu0 + "-mps-s1": env(30, 10240)}},
+		"in a partition":          {newClaim("c", asked("s", big, "s1", "10Gi", "50")), map[string]string{big + "-mps-s1": env(50, 10240)}},
 		"one device for two requests": {
 			newClaim("c", asked("a", gpu0, "s1", "10Gi", "30"), asked("b", gpu0, "s2", "1Gi", "100")),
-			map[string]string{gpu0 + "-mps-s1": "MPS=30% [10240]Mi", gpu0 + "-mps-s2": "MPS=100% [1024]Mi"},
+			map[string]string{gpu0 + "-mps-s1": env(30, 10240), gpu0 + "-mps-s2": env(100, 1024)},
 		},
 		"one device twice for a request": {
 			newClaim("c", asked("s", gpu0, "s1", "10Gi", "30"), asked("s", gpu0, "s2", "1Gi", "100")),
-			map[string]string{gpu0 + "-mps-s1": "MPS=100% [11264]Mi", gpu0 + "-mps-s2": "MPS=100% [11264]Mi"},
+			map[string]string{gpu0 + "-mps-s1": env(100, 11264), gpu0 + "-mps-s2": env(100, 11264)},
 		},
-		"a stricter configuration":      {configured(newClaim("c", share("s", 0, 4, 1)), tight), map[string]string{gpu0 + "-mps4-1": "MPS=10% [2048]Mi"}},
-		"stricter for one request":      {configured(newClaim("c", share("a", 0, 4, 1), share("b", 0, 4, 2)), tight, "b"), map[string]string{gpu0 + "-mps4-1": "MPS=25% [20480]Mi", gpu0 + "-mps4-2": "MPS=10% [2048]Mi"}},
-		"stricter than shares together": {configured(newClaim("c", share("s", 0, 4, 1), share("s", 0, 4, 2)), `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50}}`), map[string]string{gpu0 + "-mps4-1": "MPS=50% [40960]Mi", gpu0 + "-mps4-2": "MPS=50% [40960]Mi"}},
-		"no limits in it":               {configured(newClaim("c", share("s", 0, 4, 1)), `{"strategy":"MPS"}`), map[string]string{gpu0 + "-mps4-1": "MPS=25% [20480]Mi"}},
-		"strict by the GPU's UUID":      {configured(newClaim("c", share("s", 0, 4, 1)), `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"`+string(preparetest.UUID(0))+`":"3Gi"}}}`), map[string]string{gpu0 + "-mps4-1": "MPS=25% [3072]Mi"}},
+		"a stricter configuration":      {configured(newClaim("c", share("s", 0, 4, 1)), tight), map[string]string{gpu0 + "-mps4-1": env(10, 2048)}},
+		"stricter for one request":      {configured(newClaim("c", share("a", 0, 4, 1), share("b", 0, 4, 2)), tight, "b"), map[string]string{gpu0 + "-mps4-1": env(25, all/4), gpu0 + "-mps4-2": env(10, 2048)}},
+		"stricter than shares together": {configured(newClaim("c", share("s", 0, 4, 1), share("s", 0, 4, 2)), `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50}}`), map[string]string{gpu0 + "-mps4-1": env(50, 2*(all/4)), gpu0 + "-mps4-2": env(50, 2*(all/4))}},
+		"no limits in it":               {configured(newClaim("c", share("s", 0, 4, 1)), `{"strategy":"MPS"}`), map[string]string{gpu0 + "-mps4-1": env(25, all/4)}},
+		"strict by the GPU's UUID":      {configured(newClaim("c", share("s", 0, 4, 1)), `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"`+string(uuidOf(0))+`":"3Gi"}}}`), map[string]string{gpu0 + "-mps4-1": env(25, 3072)}},
 		"MPS on whole GPUs": {
 			configured(newClaim("c", result("g", 1), result("g", 0)), `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"2Gi","defaultPerDevicePinnedMemoryLimit":{"0":"5Gi"}}}`),
-			map[string]string{gpu0: "MPS=0% [5120 2048]Mi", gpu1: "MPS=0% [5120 2048]Mi"},
+			map[string]string{gpu0: env(0, 5120, 2048), gpu1: env(0, 5120, 2048)},
 		},
 		"MPS on whole GPUs, by UUID": {
-			configured(newClaim("c", result("g", 1), result("g", 0)), `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":40,"defaultPerDevicePinnedMemoryLimit":{"`+strings.ToUpper(string(preparetest.UUID(0)))[:4]+strings.ToUpper(string(preparetest.UUID(0)))[4:]+`":"5Gi"}}}`),
-			map[string]string{gpu0: "MPS=40% [0 5120]Mi", gpu1: "MPS=40% [0 5120]Mi"},
+			configured(newClaim("c", result("g", 1), result("g", 0)), `{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":40,"defaultPerDevicePinnedMemoryLimit":{"`+strings.ToUpper(string(uuidOf(0)))[:4]+strings.ToUpper(string(uuidOf(0)))[4:]+`":"5Gi"}}}`),
+			map[string]string{gpu0: env(40, 0, 5120), gpu1: env(40, 0, 5120)},
 		},
 		"MPS on one of two": {
-			configured(newClaim("c", result("a", 1), result("b", 0)), `{"strategy":"MPS"}`, "b"), map[string]string{gpu0: "MPS=0% [0]Mi", gpu1: ""},
+			configured(newClaim("c", result("a", 1), result("b", 0)), `{"strategy":"MPS"}`, "b"), map[string]string{gpu0: env(0, 0), gpu1: ""},
 		},
 		"a replica":        {newClaim("c", replica("r", 0, 4, 2), replica("r", 1, 4, 2)), map[string]string{gpu0 + "-ts4-2": "", gpu1 + "-ts4-2": ""}},
 		"time slices":      {configured(newClaim("c", result("g", 0)), `{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`), map[string]string{gpu0: ""}},
-		"a look at shares": {newClaim("c", withAdmin(share("look", 0, 4, 1)), withAdmin(of("look", gpu1+"-mps")), share("s", 0, 4, 3)), map[string]string{gpu0 + "-mps4-1": "", gpu1 + "-mps": "", gpu0 + "-mps4-3": "MPS=25% [20480]Mi"}},
+		"a look at shares": {newClaim("c", withAdmin(share("look", 0, 4, 1)), withAdmin(of("look", gpu1+"-mps")), share("s", 0, 4, 3)), map[string]string{gpu0 + "-mps4-1": "", gpu1 + "-mps": "", gpu0 + "-mps4-3": env(25, all/4)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 2)
@@ -142,7 +173,7 @@ func TestSharing(t *testing.T) {
 					if r.ShareID != nil {
 						id += "-" + string(*r.ShareID)
 					}
-					want = append(want, fmt.Sprintf("%s %s [k8s.gpu.nvidia.com/claim=c-%s]", r.Request, r.Device, id))
+					want = append(want, fmt.Sprintf("%s %s %v", r.Request, r.Device, ids(tc.claim, id)))
 				}
 				for i, d := range mustPrepare(t, f, tc.claim) {
 					got = append(got, fmt.Sprintf("%s %s %v", d.Requests[0], d.DeviceName, d.CDIDeviceIDs))
@@ -172,6 +203,10 @@ func withAdmin(r resourceapi.DeviceRequestAllocationResult) resourceapi.DeviceRe
 }
 
 func TestSharingRefuses(t *testing.T) {
+	d := installed.Machine
+	d.GPUs = slices.Clone(d.GPUs[:3])
+	d.GPUs[2].Model = "p100-16gb"
+	all := shareable(t, 0, "")
 	for name, tc := range map[string]struct {
 		claim *resourceapi.ResourceClaim
 		says  []string
@@ -186,7 +221,7 @@ func TestSharingRefuses(t *testing.T) {
 			`request "s"`, "sharing.mpsConfig.defaultActiveThreadPercentage is 26", "share has 25", "never larger", "ResourceClaim",
 		}},
 		"more memory than the share has": {configured(newClaim("c", share("s", 0, 4, 1)), `{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"21Gi"}}`), []string{
-			"asks for 21504Mi", "defaultPinnedDeviceMemoryLimit", "has 20480Mi",
+			"asks for 21504Mi", "defaultPinnedDeviceMemoryLimit", fmt.Sprintf("has %dMi", all/4),
 		}},
 		"more than was asked for": {configured(newClaim("c", asked("s", gpu0, "s1", "10Gi", "30")), `{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"0":"11Gi"}}}`), []string{
 			"asks for 11264Mi", "has 10240Mi",
@@ -203,8 +238,7 @@ func TestSharingRefuses(t *testing.T) {
 		"a share without its size": {newClaim("c", of("s", gpu0+"-mps")), []string{"consumedCapacity", "DRAConsumableCapacity"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, 3)
-			f.node.SetModel(2, gpu.Model{ProductName: "Tesla P100-PCIE-16GB", CUDAComputeCapability: "6.0"})
+			f := start(t, newNodeOf(t, d), "boot-1", nil)
 			_, err := f.Prepare(testContext(t), tc.claim)
 			if !errors.Is(err, claim.ErrPermanent) {
 				t.Fatalf("got %v, want a refusal", err)
@@ -222,12 +256,12 @@ func TestSharingRefuses(t *testing.T) {
 // TestClaimsShare: daemons and settings of several claims stay until the last
 // has left.
 func TestClaimsShare(t *testing.T) {
-	big := preparetest.Partition(0, "3g.40gb", 4)
+	big := string(partitionName(0, "3g.40gb", 4))
 	for name, claims := range map[string][]*resourceapi.ResourceClaim{
 		"a GPU":                             {newClaim("a", share("s", 0, 4, 0)), newClaim("b", share("s", 0, 4, 1)), newClaim("c", share("s", 0, 4, 3))},
-		"a GPU, as much as asked for":       {newClaim("a", asked("s", gpu0, "1", "10Gi", "25")), newClaim("b", asked("s", gpu0, "2", "20Gi", "100")), newClaim("c", asked("s", gpu0, "3", "50Gi", "100"))},
+		"a GPU, as much as asked for":       {newClaim("a", asked("s", gpu0, "1", "10Gi", "25")), newClaim("b", asked("s", gpu0, "2", "20Gi", "100")), newClaim("c", asked("s", gpu0, "3", "40Gi", "100"))},
 		"a partition":                       {newClaim("a", shareOf("s", 0, "3g.40gb", 4, 3, 0)), newClaim("b", shareOf("s", 0, "3g.40gb", 4, 3, 1)), newClaim("c", shareOf("s", 0, "3g.40gb", 4, 3, 2))},
-		"a partition, as much as asked for": {newClaim("a", asked("s", big, "1", "10Gi", "50")), newClaim("b", asked("s", big, "2", "20Gi", "50")), newClaim("c", asked("s", big, "3", "10Gi", "50"))},
+		"a partition, as much as asked for": {newClaim("a", asked("s", big, "1", "10Gi", "50")), newClaim("b", asked("s", big, "2", "20Gi", "50")), newClaim("c", asked("s", big, "3", "5Gi", "50"))},
 		"by replicas":                       {newClaim("a", replica("r", 0, 3, 0)), newClaim("b", replica("r", 0, 3, 1)), newClaim("c", replica("r", 0, 3, 2))},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -235,10 +269,10 @@ func TestClaimsShare(t *testing.T) {
 			for _, c := range claims {
 				mustPrepare(t, f, c)
 			}
-			daemons, partitions := f.node.Daemons(), f.node.Instances()
-			f.holders.set("a", prepare.Standing{Reason: "pod default/a uses it"})
-			f.holders.set("b", prepare.Standing{Reason: "pod default/b uses it"})
-			f.holders.set("c", prepare.Standing{Reason: "pod default/c uses it"})
+			daemons, partitions := f.node.runningDaemons(t), f.node.instances(t)
+			f.server.set("a", inUse)
+			f.server.set("b", inUse)
+			f.server.set("c", inUse)
 			for _, other := range []resourceapi.DeviceRequestAllocationResult{result("g", 0), share("s", 0, 2, 0), replica("r", 0, 2, 0), part("p", 0, "7g.80gb", 0)} {
 				if _, err := f.Prepare(testContext(t), newClaim("other", other)); !errors.Is(err, prepare.ErrHeld) {
 					t.Errorf("%s: got %v, want ErrHeld", other.Device, err)
@@ -249,10 +283,10 @@ func TestClaimsShare(t *testing.T) {
 			checkHeld(t, f, "a", "c")
 			mustUnprepare(t, f, claims[0])
 			checkHeld(t, f, "c")
-			if diff := cmp.Diff(daemons, f.node.Daemons()); diff != "" {
+			if diff := cmp.Diff(daemons, f.node.runningDaemons(t)); diff != "" {
 				t.Errorf("daemons (-before +now):\n%s", diff)
 			}
-			if diff := cmp.Diff(partitions, f.node.Instances()); diff != "" {
+			if diff := cmp.Diff(partitions, f.node.instances(t)); diff != "" {
 				t.Errorf("partitions (-before +now):\n%s", diff)
 			}
 			mustPrepare(t, f, claims[1])
@@ -273,23 +307,23 @@ func TestMoreMemoryThanThereIs(t *testing.T) {
 	a, b, c := newClaim("a", asked("s", gpu0, "1", "30Gi", "50")), newClaim("b", asked("x", gpu0, "2", "20Gi", "50"), asked("y", gpu0, "3", "20Gi", "50")), newClaim("c", asked("s", gpu0, "4", "11Gi", "50"))
 	mustPrepare(t, f, a)
 	mustPrepare(t, f, b)
-	f.holders.set("a", prepare.Standing{Reason: "pod default/a uses it"})
-	f.holders.set("b", prepare.Standing{Reason: "pod default/b uses it"})
+	f.server.set("a", inUse)
+	f.server.set("b", inUse)
 	_, err := f.Prepare(testContext(t), c)
 	if !errors.Is(err, prepare.ErrHeld) {
 		t.Fatalf("got %v, want ErrHeld", err)
 	}
-	for _, s := range []string{"have 11264Mi", "of the 81920Mi", "71680Mi are taken (claim default/a 30720Mi, claim default/b 40960Mi)", "delete"} {
+	for _, s := range []string{"have 11264Mi", fmt.Sprintf("of the %dMi", shareable(t, 0, "")), "71680Mi are taken (claim default/a 30720Mi, claim default/b 40960Mi)", "delete"} {
 		if !strings.Contains(err.Error(), s) {
 			t.Errorf("got %q, want it to say %q", err, s)
 		}
 	}
-	for len(f.holders.asked) > 0 {
-		<-f.holders.asked
+	for len(f.server.asked) > 0 {
+		<-f.server.asked
 	}
-	f.holders.set("b", prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
+	f.server.set("b", deleted)
 	got := inBackground(testContext(t), f, c)
-	<-f.holders.asked
+	<-f.server.asked
 	mustUnprepare(t, f, b)
 	if a := <-got; a.err != nil {
 		t.Error(a.err)
@@ -306,9 +340,9 @@ func TestRoomOfAnEarlierBoot(t *testing.T) {
 	f := newFixture(t, 1)
 	mustPrepare(t, f, newClaim("old", asked("s", gpu0, "1", "50Gi", "50")))
 	f.journal.Close()
-	f.node.Reboot()
+	f.node.reboot(t)
 	f = start(t, f.node, "boot-2", nil)
-	f.holders.set("old", prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"})
+	f.server.set("old", deleted)
 	mustPrepare(t, f, newClaim("new", asked("s", gpu0, "1", "50Gi", "50")))
 	checkHeld(t, f, "new")
 }
@@ -325,26 +359,19 @@ func TestLimitsStayWhileAClaimIsPrepared(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustPrepare(t, f, c)
-	if diff := cmp.Diff(map[string]string{gpu0 + "-mps4-0": "MPS=24% [20000]Mi"}, environment(t, f, c)); diff != "" {
+	if diff := cmp.Diff(map[string]string{gpu0 + "-mps4-0": env(24, 20000)}, environment(t, f, c)); diff != "" {
 		t.Errorf("environment (-want +got):\n%s", diff)
 	}
 }
 
+// TestSharesAreTold checks that a claim's status has the limits of its MPS share.
 func TestSharesAreTold(t *testing.T) {
 	f := newFixture(t, 1)
-	var told []gpu.Prepared
-	f.onPrepared = func(_ kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
-		for _, g := range devices {
-			told = append(told, g)
-		}
-	}
+	runUntilEnd(t, f.statuses.Run)
 	mustPrepare(t, f, newClaim("c", asked("s", gpu0, "s1", "10Gi", "30")))
-	want := []gpu.Prepared{{
-		Device: gpu.Share{Of: gpu.Whole{GPU: preparetest.UUID(0)}}, Name: gpu0 + "-mps", ShareID: "s1",
-		MPS: &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: "/run/tessera/mps/d/" + string(preparetest.UUID(0)) + "--0/pipe"}, ThreadPercentage: 30, MemoryMiB: []int64{10240}},
-	}}
-	if diff := cmp.Diff(want, told); diff != "" {
-		t.Errorf("-want +told:\n%s", diff)
+	want := fmt.Sprintf(`"device":"%s-mps","shareID":"s1","data":{"parentUUID":"%s","mps":{"threadPercentage":30,"memoryMiB":[10240]}}`, gpu0, uuidOf(0))
+	if got := <-f.server.statuses; !strings.Contains(got, want) {
+		t.Errorf("status %s, want in it %s", got, want)
 	}
 }
 
@@ -352,14 +379,7 @@ func TestSharesAreTold(t *testing.T) {
 // multiprocessors of a GPU gets it without MPS, and a claim with less doesn't.
 func TestAShareOfAllIsTheWhole(t *testing.T) {
 	f := newFixture(t, 1)
-	_, facts, err := f.node.Device(preparetest.Device(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := gpu.ShareableMiB(facts, gpu.Whole{GPU: facts.UUID})
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := shareable(t, 0, "")
 	for name, tc := range map[string]struct {
 		memory  int64
 		threads string

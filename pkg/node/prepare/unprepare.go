@@ -52,7 +52,7 @@ func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObje
 // drops the record.
 func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(holding.Claim) error) error {
 	p.cfg.Journal.AdvancePhase(claimUID, holding.Unpreparing)
-	if err := p.cfg.CDI.Remove(claimUID); err != nil {
+	if err := p.cfg.Specs.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
 	p.cfg.Step("unprepare.removed")
@@ -114,7 +114,7 @@ func (p *Preparer) claimOf(claimUID string) holding.Claim {
 	}
 	c.Holdings = slices.Clone(c.Holdings)
 	for i, g := range c.Holdings {
-		if d, _, _ := p.cfg.Inventory.Device(g.Device); d != nil { // also if its GPU doesn't answer
+		if d, _, _ := p.cfg.Facts.Device(g.Device); d != nil { // also if its GPU doesn't answer
 			c.Holdings[i] = holding.New(g.Device, d)
 			c.Holdings[i].Request, c.Holdings[i].Admin = g.Request, g.Admin
 			if c.Holdings[i].Share != nil {
@@ -198,7 +198,7 @@ func (p *Preparer) awaitContainers(ctx context.Context, c kubeletplugin.Namespac
 		return nil
 	}
 	err = fmt.Errorf("containers that have the claim's devices (%s) still run on this node, so no other claim gets these yet; this is tried again: %w", describeHoldings(r.Holdings), err)
-	p.warn(c, reasonInUse, err.Error())
+	p.cfg.Events.WarnClaim(c, reasonInUse, err.Error())
 	return err
 }
 
@@ -208,7 +208,7 @@ func (p *Preparer) allLost(r holding.Record) bool {
 }
 
 func (p *Preparer) isLost(name gpu.DeviceName) bool {
-	_, facts, _ := p.cfg.Inventory.Device(name) // the error explains the problem
+	_, facts, _ := p.cfg.Facts.Device(name) // the error explains the problem
 	return slices.ContainsFunc(facts.Conditions, func(c gpu.Condition) bool { return c.Type == gpu.Lost })
 }
 

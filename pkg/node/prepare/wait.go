@@ -34,11 +34,11 @@ type wait struct {
 	start     time.Time
 	ctx       context.Context // ends a margin before the call's deadline
 	cancel    context.CancelFunc
-	standings map[string]Standing // by claim UID, as far as they are known
+	standings map[string]standing // by claim UID, as far as they are known
 }
 
 func newWait(ctx context.Context, want holding.Record) *wait {
-	w := &wait{want: want, start: time.Now(), standings: map[string]Standing{}}
+	w := &wait{want: want, start: time.Now(), standings: map[string]standing{}}
 	w.ctx, w.cancel = withMargin(ctx)
 	return w
 }
@@ -58,7 +58,7 @@ func withMargin(ctx context.Context) (context.Context, context.CancelFunc) {
 func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holding.Record, released <-chan struct{}) error {
 	var unknown error
 	for _, h := range holders {
-		standing, err := p.look(w, h)
+		is, err := p.ask(w, h)
 		if err != nil {
 			unknown = err
 			continue
@@ -66,10 +66,10 @@ func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holdin
 		if h.GivenUp != nil {
 			return nil
 		}
-		if !standing.AwaitsUnprepare {
+		if !is.awaitsUnprepare {
 			p.reportDoubleAllocation(ctx, w.want, h)
 			return fmt.Errorf("%w: %s, and %s; a device is never prepared for two claims: delete that claim's pods, or delete this pod so that its claim is allocated again%s",
-				ErrHeld, describeHolder(h), standing.Reason, explainDoubleAllocation(w.want, h))
+				ErrHeld, describeHolder(h), is.reason, explainDoubleAllocation(w.want, h))
 		}
 		if h.BootID != p.cfg.BootID {
 			return p.forget(ctx, h)
@@ -78,31 +78,30 @@ func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holdin
 	return w.sleep(holders[0], unknown, released)
 }
 
-// look asks for a holder's standing, once per wait unless it could not be told. Of a holder
+// ask asks for a holder's standing, once per wait unless it could not be told. Of a holder
 // that was given up it releases the devices; the error says why it can't. Without an error the
 // holder has released them, or was prepared again.
-func (p *Preparer) look(w *wait, h holding.Record) (Standing, error) {
+func (p *Preparer) ask(w *wait, h holding.Record) (standing, error) {
 	if s, ok := w.standings[h.ClaimUID]; ok {
 		return s, nil
 	}
 	if h.GivenUp != nil {
-		return Standing{}, p.reclaim(w.ctx, h.ClaimUID)
+		return standing{}, p.reclaim(w.ctx, h.ClaimUID)
 	}
 	if h.Name == "" {
-		return Standing{}, errors.New("its journal record can't be read")
+		return standing{}, errors.New("its journal record can't be read")
 	}
-	s, err := p.cfg.Holders.Look(w.ctx, asHolder(h))
-	if err != nil {
-		return Standing{}, fmt.Errorf("ask the API server about it: %w", err)
+	s, err := p.look(w.ctx, h)
+	if err == nil {
+		w.standings[h.ClaimUID] = s
 	}
-	w.standings[h.ClaimUID] = s
-	return s, nil
+	return s, err
 }
 
 // sleep waits until something is released, or it is time to ask again.
 func (w *wait) sleep(h holding.Record, unknown error, released <-chan struct{}) error {
 	klog.FromContext(w.ctx).V(4).Info("Waiting for a claim to release its devices",
-		"holder", klog.KRef(h.Namespace, h.Name), "holderUID", h.ClaimUID, "reason", w.standings[h.ClaimUID].Reason, "err", unknown)
+		"holder", klog.KRef(h.Namespace, h.Name), "holderUID", h.ClaimUID, "reason", w.standings[h.ClaimUID].reason, "err", unknown)
 	var again <-chan time.Time
 	if unknown != nil {
 		timer := time.NewTimer(askAgain)
@@ -127,7 +126,7 @@ func (w *wait) timeout(h holding.Record, unknown error) error {
 	if h.GivenUp != nil {
 		return fmt.Errorf("%w: %s: %w; this will be tried again, and succeeds when these have ended or the driver was loaded again", ErrHeld, describeHolder(h), unknown)
 	}
-	why := "which is on its way out (" + w.standings[h.ClaimUID].Reason + ")"
+	why := "which is on its way out (" + w.standings[h.ClaimUID].reason + ")"
 	if unknown != nil {
 		why = "whose state is unknown (" + unknown.Error() + ")"
 	}
@@ -181,16 +180,16 @@ func (p *Preparer) waitForMemory(ctx context.Context, w *wait, s *shortage, rele
 	var unknown error
 	var leaving []holding.Record
 	for _, h := range s.sharers {
-		standing, err := p.look(w, h)
+		is, err := p.ask(w, h)
 		switch {
 		case err != nil:
 			unknown = err
 			leaving = append(leaving, h)
 		case h.GivenUp != nil:
 			return nil
-		case standing.AwaitsUnprepare && h.BootID != p.cfg.BootID:
+		case is.awaitsUnprepare && h.BootID != p.cfg.BootID:
 			return p.forget(ctx, h)
-		case standing.AwaitsUnprepare:
+		case is.awaitsUnprepare:
 			leaving = append(leaving, h)
 		}
 	}

@@ -37,24 +37,20 @@ func almostOver(t *testing.T) context.Context {
 }
 
 func TestHeldDevice(t *testing.T) {
-	leaving := prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}
 	for name, tc := range map[string]struct {
-		standing *prepare.Standing
-		says     []string
+		is   state
+		says []string
 	}{
 		"by a claim in use: refused": {
-			&prepare.Standing{Reason: "pod default/trainer uses it"},
-			[]string{"claim default/old holds gpu-980fb000", "pod default/trainer uses it", "delete"},
+			inUse, []string{"claim default/old holds " + string(gpu0), "pod default/old uses it", "delete"},
 		},
-		"by a claim that doesn't leave in time": {&leaving, []string{"claim default/old", "the claim was deleted", "tried again"}},
-		"while the API server is away":          {nil, []string{"claim default/old", "connection refused", "tried again"}},
+		"by a claim that doesn't leave in time": {deleted, []string{"claim default/old", "the claim was deleted", "tried again"}},
+		"while the API server is away":          {unknown, []string{"claim default/old", "connection refused", "tried again"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 2)
 			mustPrepare(t, f, newClaim("old", result("gpu", 0)))
-			if tc.standing != nil {
-				f.holders.set("old", *tc.standing)
-			}
+			f.server.set("old", tc.is)
 			_, err := f.Prepare(almostOver(t), newClaim("new", result("gpu", 0), result("gpu", 1)))
 			if !errors.Is(err, prepare.ErrHeld) {
 				t.Fatalf("got %v, want ErrHeld", err)
@@ -70,19 +66,14 @@ func TestHeldDevice(t *testing.T) {
 }
 
 func TestHandover(t *testing.T) {
-	for name, standing := range map[string]*prepare.Standing{
-		"from a leaving claim":         {AwaitsUnprepare: true, Reason: "the claim was deleted"},
-		"while the API server is away": nil,
-	} {
+	for name, is := range map[string]state{"from a leaving claim": deleted, "while the API server is away": unknown} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 1)
 			old, anew := newClaim("old", result("gpu", 0)), newClaim("new", result("gpu", 0))
 			mustPrepare(t, f, old)
-			if standing != nil {
-				f.holders.set("old", *standing)
-			}
+			f.server.set("old", is)
 			got := inBackground(testContext(t), f, anew)
-			<-f.holders.asked // now it waits, or is about to
+			<-f.server.asked // now it waits, or is about to
 			mustUnprepare(t, f, old)
 			if a := <-got; a.err != nil {
 				t.Errorf("prepare: %v", a.err)
@@ -97,7 +88,7 @@ func TestUnprepareStopsAWaitingPrepare(t *testing.T) {
 	mustPrepare(t, f, newClaim("old", result("gpu", 0)))
 	anew := newClaim("new", result("gpu", 0))
 	got := inBackground(testContext(t), f, anew)
-	<-f.holders.asked
+	<-f.server.asked
 	mustUnprepare(t, f, anew)
 	if a := <-got; a.err == nil || !strings.Contains(a.err.Error(), "unprepared") {
 		t.Errorf("prepare: got %v, want that it was stopped by the unprepare", a.err)
@@ -107,13 +98,13 @@ func TestUnprepareStopsAWaitingPrepare(t *testing.T) {
 
 func TestAfterAReboot(t *testing.T) {
 	for name, tc := range map[string]struct {
-		standing prepare.Standing
-		again    bool // the kubelet has prepared the old claim again
-		want     string
+		is    state
+		again bool // the kubelet has prepared the old claim again
+		want  string
 	}{
-		"a claim that nothing wants loses its device": {prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}, false, "new"},
-		"a claim in use keeps it":                     {prepare.Standing{Reason: "pod default/trainer uses it"}, false, "old"},
-		"a claim prepared again keeps it":             {prepare.Standing{AwaitsUnprepare: true, Reason: "the claim was deleted"}, true, "old"},
+		"a claim that nothing wants loses its device": {deleted, false, "new"},
+		"a claim in use keeps it":                     {inUse, false, "old"},
+		"a claim prepared again keeps it":             {deleted, true, "old"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 1)
@@ -128,7 +119,7 @@ func TestAfterAReboot(t *testing.T) {
 			if tc.again {
 				mustPrepare(t, f, old)
 			}
-			f.holders.set("old", tc.standing)
+			f.server.set("old", tc.is)
 			_, err := f.Prepare(almostOver(t), newClaim("new", result("gpu", 0)))
 			if (err == nil) != (tc.want == "new") {
 				t.Errorf("prepare: %v", err)
@@ -142,8 +133,8 @@ func TestAfterAReboot(t *testing.T) {
 func TestLateUnprepareWins(t *testing.T) {
 	whole, shared := newClaim("c", result("gpu", 0)), newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0))
 	for step, c := range map[string]*resourceapi.ResourceClaim{
-		"prepare.locked": whole, "journal.put.created": whole, "journal.put.renamed": whole, "prepare.recorded": whole, "cdi.renamed": whole, "prepare.written": whole,
-		"partition.made": shared, "prepare.made": shared, "mps.started": shared, "prepare.joined": shared, "cdi.written": shared,
+		"prepare.locked": whole, "journal.put.created": whole, "journal.put.renamed": whole, "prepare.recorded": whole, "prepare.written": whole,
+		"partition.created": shared, "partition.made": shared, "prepare.made": shared, "sharing.ensured": shared, "prepare.joined": shared,
 	} {
 		t.Run(step, func(t *testing.T) {
 			reached, goOn := make(chan struct{}), make(chan struct{})

@@ -19,7 +19,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
-	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
@@ -27,7 +26,6 @@ import (
 var (
 	_ sharing.Hardware = (*nvml.Session)(nil)
 	_ sharing.Daemons  = (*mps.Client)(nil)
-	_ prepare.Sharing  = (*sharing.Manager)(nil)
 )
 
 // node is a plugin's Manager with the journal and the machine below.

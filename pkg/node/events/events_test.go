@@ -1,4 +1,4 @@
-package node
+package events
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	clienttesting "k8s.io/client-go/testing"
 )
 
@@ -25,10 +26,10 @@ func TestEventsOfManyGPUs(t *testing.T) {
 			got = append(got, e.Reason+" "+e.Message)
 			return true, e, nil
 		})
-		w := newWarnings(client, "node-0")
+		w := New("test", "node-0")
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- w.run(ctx) }()
+		go func() { ended <- w.Run(ctx, &corev1client.EventSinkImpl{Interface: client.CoreV1().Events("")}) }()
 		synctest.Wait()
 		var want []string
 		for _, reason := range []string{"Lost", "GPUError", "GPUReset", "GPURecovered"} {
