@@ -24,6 +24,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	nodereport "github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
@@ -195,5 +196,5 @@ func openRecords() (j *journal.Journal, end func(), _ error) {
 
 type noEvents struct{}
 
-func (noEvents) OnPod(healthmonitor.Pod, string, string) {}
-func (noEvents) OnNode(string, string, string)           {}
+func (noEvents) WarnPod(string, holding.Pod, string, string) {}
+func (noEvents) OnNode(string, string, string)               {}
