@@ -105,6 +105,7 @@ func (f *fixture) run(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
+	go f.Sharing.Watch(ctx)
 	go func() {
 		defer close(done)
 		if err := f.Run(ctx); err != nil {
