@@ -49,7 +49,8 @@ type count struct {
 	places []string // none for lines
 }
 
-// report prints the counts, each in a line beside its limits; then, if list is set, their places. It returns an error for those above their ceilings.
+// report prints the counts, each in a line beside its limits; then, if list is set, their places.
+// It returns an error for those above their ceilings.
 func report(counts []count, limits map[string]limit, list bool, out io.Writer) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\tnow\tbase\tratio\twanted\tceiling")

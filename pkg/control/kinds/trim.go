@@ -18,8 +18,9 @@ import (
 // such as its name, fill the table.
 const maxShared = 1 << 14
 
-// Trimmer removes the parts of objects that the controller doesn't read. It has one copy of each string in Nodes' labels, and of each list of MIG
-// profiles, which are the larger part of an inventory. The zero value is ready.
+// Trimmer removes the parts of objects that the controller doesn't read. It has one copy of each
+// string in Nodes' labels, and of each list of MIG profiles, which are the larger part of an
+// inventory. The zero value is ready.
 type Trimmer struct {
 	mu       sync.Mutex
 	strings  map[string]string

@@ -149,7 +149,7 @@ func (s *Server) probe(ctx context.Context) error {
 }
 
 // ask asks the server. While it refuses the answer, its earlier one counts on, and the
-// Abilities that the published slices show: they would otherwise be withdrawn because of a
+// abilities that the published slices show: they would otherwise be withdrawn because of a
 // webhook.
 func (s *Server) ask(ctx context.Context) (publish.Abilities, error) {
 	able, err := s.prober.Probe(ctx)

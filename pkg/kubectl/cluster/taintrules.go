@@ -47,6 +47,7 @@ func has(served *metav1.APIResourceList) bool {
 	return slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Kind == RuleKind })
 }
 
+// RuleKind is the kind of DeviceTaintRules.
 const RuleKind = "DeviceTaintRule"
 
 // List finds out which version the server has.

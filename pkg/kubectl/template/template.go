@@ -186,7 +186,7 @@ func machineOf(ctx context.Context, o *cluster.Options, r *cluster.Reader, t *te
 	return &inventories[i], r.RequireRead(templateAnswer, cluster.NodesName)
 }
 
-// templateAnswer completes the sentence "can't say …" of requireRead.
+// templateAnswer completes the sentence "can't say …" of RequireRead.
 const templateAnswer = "what the node will publish"
 
 // noteGPUs notes which GPUs aren't offered, and on which a policy's selector fails.

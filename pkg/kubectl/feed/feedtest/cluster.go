@@ -75,7 +75,7 @@ func (c *Cluster) check(verb, plural, namespace string) error {
 	return nil
 }
 
-// Resources are for web.NewSource.
+// Resources are for feed.NewSource.
 func (c *Cluster) Resources() feed.Resources {
 	of := func(plural string, s *fcache.FakeControllerSource, r feed.Resource) feed.Resource {
 		r.Name, r.Missing = plural, plural+" aren't shown"
