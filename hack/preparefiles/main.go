@@ -173,7 +173,7 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	known := facts.New(pool)
 	known.Found(there)
 	known.SawNode(true, "")
-	partitions := partition.New(partition.Config{Journal: j, Specs: specs, BootID: bootID})
+	partitions := partition.New(partition.Config{Journal: j, Specs: specs, Facts: known, BootID: bootID})
 	partitions.SetHardware(session)
 	daemons := nodetest.NewDaemons(host.Path("/"), "/run/mps/d")
 	shares := sharing.New(sharing.Config{Journal: j, BootID: bootID, Daemons: daemons, ExclusiveProcess: true})

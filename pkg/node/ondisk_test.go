@@ -188,7 +188,7 @@ func (c *computer) wire(p *onDisk, specs *cdi.Specs, marks *containers.Container
 		return err
 	}
 	known.Found(gpu.Node{Name: "node-0", GPUs: gpus})
-	p.partitions = partition.New(partition.Config{Journal: p.journal, Specs: specs, BootID: c.bootID()})
+	p.partitions = partition.New(partition.Config{Journal: p.journal, Specs: specs, Facts: known, BootID: c.bootID()})
 	prepared, err := specs.Claims()
 	if err != nil {
 		return err

@@ -94,7 +94,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	t.Cleanup(func() { j.Close() })
 	d.specs = cdi.New(cdi.Config{Dir: d.cdi, HookPath: "/hook", Host: host})
 	parts := &hardwareParts{
-		journal: j, partitions: partition.New(partition.Config{Journal: j, Specs: d.specs, BootID: "boot"}),
+		journal: j, partitions: partition.New(partition.Config{Journal: j, Specs: d.specs, Facts: d.facts, BootID: "boot"}),
 		sharing: sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: d.daemons, ExclusiveProcess: true}),
 	}
 	marks := startContainers(t)

@@ -165,7 +165,7 @@ func (p *process) wire(marks *containers.Containers) error {
 	}
 	known.Found(gpu.Node{Name: "node-0", GPUs: gpus})
 	known.SawNode(true, "")
-	p.partitions = partition.New(partition.Config{Journal: p.journal, Specs: p.specs, BootID: p.bootID, Step: p.step})
+	p.partitions = partition.New(partition.Config{Journal: p.journal, Specs: p.specs, Facts: known, BootID: p.bootID, Step: p.step})
 	prepared, err := p.specs.Claims()
 	if err != nil {
 		return err

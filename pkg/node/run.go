@@ -111,8 +111,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 	p.statuses = claimstatus.New(p.client, gpu.DriverName, cfg.NodeName)
 	p.facts = facts.New(cfg.NodeName)
 	p.partitions = partition.New(partition.Config{
-		Journal: p.journal, Specs: p.specs, BootID: bootID, Registerer: p.metrics,
-		ConditionsChanged: p.facts.Reread, Step: failpoint.Step(),
+		Journal: p.journal, Specs: p.specs, Facts: p.facts, BootID: bootID, Registerer: p.metrics, Step: failpoint.Step(),
 	})
 	daemons, err := mps.Dial(cfg.MPSSocket)
 	if err != nil {

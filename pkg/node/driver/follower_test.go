@@ -59,7 +59,7 @@ func newFixture(t *testing.T) *fixture {
 	f.Specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host})
 	daemons := nodetest.NewDaemons(host.Path("/"), filepath.Join("/run/mps", t.Name(), "d"))
 	f.Parts = Parts{
-		NodeName: "node-0", Journal: j, Partitions: partition.New(partition.Config{Journal: j, Specs: f.Specs, BootID: "boot"}),
+		NodeName: "node-0", Journal: j, Partitions: partition.New(partition.Config{Journal: j, Specs: f.Specs, Facts: known, BootID: "boot"}),
 		Sharing:  sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: daemons}),
 		Health:   healthmonitor.New(healthmonitor.Config{NodeName: "node-0", BootID: "boot", Journal: j, Facts: known, Registerer: f.metrics}),
 		Readings: usage.NewReadings(func() []gpu.GPU { return nil }, false, nil),

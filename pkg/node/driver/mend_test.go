@@ -71,7 +71,7 @@ func TestMendPaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		f := newFixture(t)
-		partitions := partition.New(partition.Config{Journal: j, BootID: "boot"})
+		partitions := partition.New(partition.Config{Journal: j, Specs: f.Specs, Facts: f.Facts, BootID: "boot"})
 		partitions.SetHardware(hw)
 		known := facts.New("node-0")
 		known.Found(gpu.Node{Name: "node-0", GPUs: []gpu.GPU{{UUID: uuid, MIG: &gpu.MIG{Profiles: []gpu.Profile{

@@ -12,6 +12,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
@@ -51,9 +52,8 @@ type Config struct {
 	BootID string
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
-	// ConditionsChanged, which may be nil, is called after what Conditions
-	// returns has changed. It must not block.
-	ConditionsChanged func()
+	// Facts are to be read again after what Conditions returns has changed.
+	Facts *facts.Facts
 	// Step, which may be nil, is called with the name of each step after the
 	// step; crash tests stop there.
 	Step func(step string)
@@ -92,9 +92,6 @@ type onGPU struct {
 func New(c Config) *Manager {
 	if c.Step == nil {
 		c.Step = func(string) {}
-	}
-	if c.ConditionsChanged == nil {
-		c.ConditionsChanged = func() {}
 	}
 	return &Manager{
 		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), metrics: newMetrics(c.Registerer, c.Journal),

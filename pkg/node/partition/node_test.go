@@ -15,6 +15,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
@@ -44,7 +45,7 @@ func start(t testing.TB, hw *hardware, dir, boot string, step func(string)) *nod
 	t.Cleanup(func() { j.Close() })
 	n := &node{hw: hw, journal: j, dir: dir}
 	n.Manager = partition.New(partition.Config{
-		Journal: j, Specs: cdi.New(cdi.Config{}), BootID: boot, Step: step, Registerer: prometheus.NewRegistry(),
+		Journal: j, Specs: cdi.New(cdi.Config{}), Facts: facts.New("node-0"), BootID: boot, Step: step, Registerer: prometheus.NewRegistry(),
 	})
 	n.SetHardware(hw)
 	return n

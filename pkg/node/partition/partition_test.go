@@ -13,6 +13,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -52,7 +53,7 @@ func TestMetrics(t *testing.T) {
 	}
 	t.Cleanup(func() { j.Close() })
 	registry := prometheus.NewRegistry()
-	n := &node{hw: hw, journal: j, Manager: partition.New(partition.Config{Journal: j, Specs: cdi.New(cdi.Config{}), BootID: "boot-1", Registerer: registry})}
+	n := &node{hw: hw, journal: j, Manager: partition.New(partition.Config{Journal: j, Specs: cdi.New(cdi.Config{}), Facts: facts.New("node-0"), BootID: "boot-1", Registerer: registry})}
 	n.SetHardware(hw)
 	n.prepare(t, part(gpu0, "1g.18gb", 0))
 	n.prepare(t, part(gpu0, "1g.18gb", 1))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -36,7 +37,7 @@ func newPort(t *testing.T, machine string) port {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	n := &node{journal: j, Manager: partition.New(partition.Config{Journal: j, Specs: cdi.New(cdi.Config{}), BootID: "boot-1"})}
+	n := &node{journal: j, Manager: partition.New(partition.Config{Journal: j, Specs: cdi.New(cdi.Config{}), Facts: facts.New("node-0"), BootID: "boot-1"})}
 	n.SetHardware(sim)
 	return port{node: n, sim: sim, uuid: gpus[0].UUID}
 }

@@ -136,7 +136,7 @@ func (v *visit) look() error {
 		return err
 	}
 	v.unreadable = ""
-	v.m.cfg.ConditionsChanged()
+	v.m.cfg.Facts.Reread()
 	return nil
 }
 

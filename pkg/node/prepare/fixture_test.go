@@ -80,7 +80,7 @@ func start(t testing.TB, n *node, bootID string, step func(string)) *fixture {
 	f.facts.Found(gpu.Node{Name: pool, GPUs: n.gpus})
 	marks := startContainers(t, n)
 	f.specs = cdi.New(cdi.Config{Dir: n.cdi, HookPath: hookPath, Host: host, Mark: marks.Mark})
-	f.partitions = partition.New(partition.Config{Journal: j, Specs: f.specs, BootID: bootID, Step: step})
+	f.partitions = partition.New(partition.Config{Journal: j, Specs: f.specs, Facts: f.facts, BootID: bootID, Step: step})
 	f.sharing = sharing.New(sharing.Config{
 		Journal: j, BootID: bootID, Daemons: n.daemons, ExclusiveProcess: true, Step: step,
 	})
