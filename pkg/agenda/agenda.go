@@ -29,7 +29,7 @@ type Worker struct {
 
 	locks keylock.Locks[gpu.UUID]
 	// use is held for reading by every operation. suspended is set while Suspend holds
-	// it until Exchange.
+	// it until Resume.
 	use       sync.RWMutex
 	suspended bool
 }
@@ -40,18 +40,8 @@ func NewWorker(first, last time.Duration) *Worker {
 	return &Worker{Agenda: New[gpu.UUID](first, last)}
 }
 
-// Do calls f with the locks of the GPUs held. uuids are in ascending order. It returns
-// an error if ctx ends before it can call f.
-func (w *Worker) Do(ctx context.Context, uuids []gpu.UUID, f func() error) error {
-	unlock, err := w.Lock(ctx, uuids)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return f()
-}
-
 // Lock takes the locks of the GPUs, for one operation on them. uuids are in ascending order.
+// It returns an error if ctx ends before the operation can begin.
 func (w *Worker) Lock(ctx context.Context, uuids []gpu.UUID) (unlock func(), err error) {
 	unlockGPUs, err := w.locks.Lock(ctx, uuids...)
 	if err != nil {
@@ -66,22 +56,20 @@ func (w *Worker) Lock(ctx context.Context, uuids []gpu.UUID) (unlock func(), err
 	return unlock, nil
 }
 
-// Exchange calls f while no operation runs, to replace the driver that operations use.
-// Calls of Exchange and Suspend must not overlap.
-func (w *Worker) Exchange(f func()) {
-	w.Suspend()
-	defer w.use.Unlock()
-	w.suspended = false
-	f()
-}
-
-// Suspend returns when no operation runs. Until the next Exchange, operations wait, also
-// beyond the end of their contexts.
+// Suspend returns when no operation runs. Until Resume, operations wait, also beyond the end
+// of their contexts, and the driver that they use can be replaced. Calls of Suspend and Resume
+// must not overlap.
 func (w *Worker) Suspend() {
 	if !w.suspended {
 		w.use.Lock()
 		w.suspended = true
 	}
+}
+
+// Resume lets operations run after Suspend.
+func (w *Worker) Resume() {
+	w.suspended = false
+	w.use.Unlock()
 }
 
 // Each calls f for all of them, concurrently, and joins the errors.
@@ -131,10 +119,10 @@ func (a *Agenda[K]) Sweep(ctx context.Context, do func(context.Context, K) error
 	})
 }
 
-// Try calls f, and schedules the key again after a failure. Without a driver it
-// schedules nothing and returns nil: with the next one everything is tried.
-func (a *Agenda[K]) Try(key K, f func() error) error {
-	err := f()
+// Tried records how an operation for the key has ended, and returns its error. After a
+// failure, the key is scheduled again. If there was no driver, nothing is scheduled, and the
+// result is nil: with the next one everything is tried.
+func (a *Agenda[K]) Tried(key K, err error) error {
 	switch {
 	case err == nil:
 		a.Succeeded(key)

@@ -114,12 +114,11 @@ func TestRetryNow(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			seen[key] = append(seen[key], time.Since(begun))
-			_ = a.Try(key, func() error {
-				if key == "works" {
-					return nil
-				}
-				return errors.New("it fails")
-			})
+			var err error
+			if key != "works" {
+				err = errors.New("it fails")
+			}
+			_ = a.Tried(key, err)
 		})
 		want := map[string][]time.Duration{"works": {0}, "fails": {0, 3 * time.Second, 23 * time.Second}}
 		if diff := cmp.Diff(want, seen); diff != "" {
@@ -141,13 +140,13 @@ func TestScheduledDuringACallOfRetryNow(t *testing.T) {
 		time.AfterFunc(3*time.Second, a.RetryNow)
 		time.AfterFunc(4*time.Second, func() { a.At("a", time.Now()) })
 		a.Run(ctx, func(_ context.Context, key string) {
-			_ = a.Try(key, func() error {
-				if seen = append(seen, time.Since(begun)); len(seen) == 1 {
-					return errors.New("it fails")
-				}
+			var err error
+			if seen = append(seen, time.Since(begun)); len(seen) == 1 {
+				err = errors.New("it fails")
+			} else {
 				time.Sleep(2 * time.Second)
-				return nil
-			})
+			}
+			_ = a.Tried(key, err)
 		})
 		if diff := cmp.Diff([]time.Duration{0, 3 * time.Second, 5 * time.Second}, seen); diff != "" {
 			t.Errorf("calls of do (-want +got):\n%s", diff)

@@ -20,31 +20,35 @@ func TestOneOperationAtATime(t *testing.T) {
 		w := NewWorker(time.Second, time.Second)
 		var order []string
 		release := make(chan struct{})
-		go func() {
-			_ = w.Do(t.Context(), []gpu.UUID{"a", "b"}, func() error {
-				<-release
-				order = append(order, "first")
-				return nil
-			})
-		}()
-		synctest.Wait()
-		if err := w.Do(t.Context(), []gpu.UUID{"c"}, func() error { return nil }); err != nil {
-			t.Errorf("another GPU: %v", err)
+		unlock, err := w.Lock(t.Context(), []gpu.UUID{"a", "b"})
+		if err != nil {
+			t.Fatal(err)
 		}
+		go func() {
+			<-release
+			order = append(order, "first")
+			unlock()
+		}()
+		other, err := w.Lock(t.Context(), []gpu.UUID{"c"})
+		if err != nil {
+			t.Fatalf("another GPU: %v", err)
+		}
+		other()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		err := w.Do(ctx, []gpu.UUID{"b"}, func() error { t.Error("two operations on a GPU"); return nil })
+		_, err = w.Lock(ctx, []gpu.UUID{"b"})
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "operation on GPU b") {
 			t.Errorf("a wait that is too long: %v", err)
 		}
-		exchanged := make(chan struct{})
+		suspended := make(chan struct{})
 		go func() {
-			defer close(exchanged)
-			w.Exchange(func() { order = append(order, "exchanged") })
+			defer close(suspended)
+			w.Suspend()
+			order = append(order, "suspended")
 		}()
 		close(release)
-		<-exchanged
-		if !slices.Equal(order, []string{"first", "exchanged"}) {
+		<-suspended
+		if !slices.Equal(order, []string{"first", "suspended"}) {
 			t.Errorf("order %v", order)
 		}
 	})
@@ -54,17 +58,20 @@ func TestSuspendedOperationsWait(t *testing.T) {
 	w := NewWorker(time.Second, time.Second)
 	w.Suspend()
 	w.Suspend()
-	exchanged, ran := false, make(chan error)
+	resumed, began := false, make(chan error)
 	go func() {
-		ran <- w.Do(t.Context(), []gpu.UUID{"a"}, func() error {
-			if !exchanged {
-				return errors.New("an operation on a suspended worker")
+		unlock, err := w.Lock(t.Context(), []gpu.UUID{"a"})
+		if err == nil {
+			defer unlock()
+			if !resumed {
+				err = errors.New("an operation on a suspended worker")
 			}
-			return nil
-		})
+		}
+		began <- err
 	}()
-	w.Exchange(func() { exchanged = true })
-	if err := <-ran; err != nil {
+	resumed = true
+	w.Resume()
+	if err := <-began; err != nil {
 		t.Error(err)
 	}
 }
@@ -74,15 +81,14 @@ func TestRetries(t *testing.T) {
 		w := NewWorker(time.Second, time.Second)
 		tries := map[gpu.UUID]int{}
 		try := func(_ context.Context, uuid gpu.UUID) error {
-			return w.Try(uuid, func() error {
-				switch tries[uuid]++; {
-				case uuid == "without a driver":
-					return fmt.Errorf("read: %w", gpu.ErrNoDriver)
-				case uuid == "fails twice" && tries[uuid] < 3:
-					return errors.New("fails")
-				}
-				return nil
-			})
+			var err error
+			switch tries[uuid]++; {
+			case uuid == "without a driver":
+				err = fmt.Errorf("read: %w", gpu.ErrNoDriver)
+			case uuid == "fails twice" && tries[uuid] < 3:
+				err = errors.New("fails")
+			}
+			return w.Tried(uuid, err)
 		}
 		uuids := []gpu.UUID{"works", "fails twice", "without a driver"}
 		var errs []error

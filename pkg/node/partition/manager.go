@@ -103,7 +103,9 @@ func New(c Config) *Manager {
 // waits for operations in progress, so that the previous session may be closed
 // after it.
 func (m *Manager) SetHardware(hw Hardware) {
-	m.worker.Exchange(func() { m.hw = hw })
+	m.worker.Suspend()
+	m.hw = hw
+	m.worker.Resume()
 }
 
 // Suspend returns when no operation is in progress, so that the session may be closed

@@ -120,7 +120,7 @@ func (m *Manager) tidyAll(ctx context.Context, op string, l limits) error {
 // tidy destroys the partitions of a GPU beyond the limits. A failure is planned again.
 func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) (err error) {
 	defer wrap(&err, "tidy the MIG partitions of GPU %s", uuid)
-	return m.worker.Try(uuid, func() error { return m.tidyNow(ctx, op, uuid, l) })
+	return m.worker.Tried(uuid, m.tidyNow(ctx, op, uuid, l))
 }
 
 // tidyNow destroys incomplete partitions, and those idle for longer than the

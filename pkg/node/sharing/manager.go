@@ -124,16 +124,16 @@ func New(c Config) *Manager {
 // SetHardware sets the access to the GPUs; nil while there is no driver. It waits for
 // operations in progress, so the caller may close the former access afterwards.
 func (m *Manager) SetHardware(hw Hardware, smi SMI) {
-	m.worker.Exchange(func() {
-		m.hw, m.smi = hw, smi
-		m.mu.Lock()
-		before := m.conditions()
-		clear(m.gpus) // it may be another driver
-		m.mu.Unlock()
-		if len(before) > 0 {
-			m.cfg.ConditionsChanged()
-		}
-	})
+	m.worker.Suspend()
+	defer m.worker.Resume()
+	m.hw, m.smi = hw, smi
+	m.mu.Lock()
+	before := m.conditions()
+	clear(m.gpus) // it may be another driver
+	m.mu.Unlock()
+	if len(before) > 0 {
+		m.cfg.ConditionsChanged()
+	}
 }
 
 // Suspend returns when no operation is in progress, so that the access may be closed for

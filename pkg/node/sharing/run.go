@@ -126,27 +126,29 @@ func (m *Manager) unverified(p *plan) []gpu.UUID {
 // settle starts a daemon that claims need, sets its limits, or stops one that no claim
 // needs. A failure is scheduled for a retry.
 func (m *Manager) settle(ctx context.Context, name string) error {
-	return m.daemons.Try(name, func() error {
-		p := m.planNow()
-		if w := p.daemons[name]; w != nil {
-			v, err := m.visit(ctx, p.together(w.gpus()[0]))
-			if err != nil {
-				return err
-			}
-			defer v.end()
-			return v.explain(v.start(ctx, name))
-		}
-		if p.wants(name) {
-			return nil // it is kept
-		}
-		if _, err := m.stop(ctx, name, true); err != nil {
+	return m.daemons.Tried(name, m.settleNow(ctx, name))
+}
+
+func (m *Manager) settleNow(ctx context.Context, name string) error {
+	p := m.planNow()
+	if w := p.daemons[name]; w != nil {
+		v, err := m.visit(ctx, p.together(w.gpus()[0]))
+		if err != nil {
 			return err
 		}
-		for uuid := range m.changedGPUs() { // settings are restored after the daemon's end
-			m.worker.At(uuid, time.Now())
-		}
-		return nil
-	})
+		defer v.end()
+		return v.explain(v.start(ctx, name))
+	}
+	if p.wants(name) {
+		return nil // it is kept
+	}
+	if _, err := m.stop(ctx, name, true); err != nil {
+		return err
+	}
+	for uuid := range m.changedGPUs() { // settings are restored after the daemon's end
+		m.worker.At(uuid, time.Now())
+	}
+	return nil
 }
 
 // Recover stops daemons and restores settings that a crash has left and no claim
@@ -213,13 +215,15 @@ func (m *Manager) tidyAll(ctx context.Context) error {
 
 // tidy applies what claims need to a GPU. A failure is scheduled for a retry.
 func (m *Manager) tidy(ctx context.Context, uuid gpu.UUID) error {
-	return m.worker.Try(uuid, func() error {
-		p := m.planNow()
-		v, err := m.visit(ctx, p.together(uuid))
-		if err != nil {
-			return err
-		}
-		defer v.end()
-		return v.explain(v.tidy(ctx))
-	})
+	return m.worker.Tried(uuid, m.tidyNow(ctx, uuid))
+}
+
+func (m *Manager) tidyNow(ctx context.Context, uuid gpu.UUID) error {
+	p := m.planNow()
+	v, err := m.visit(ctx, p.together(uuid))
+	if err != nil {
+		return err
+	}
+	defer v.end()
+	return v.explain(v.tidy(ctx))
 }
