@@ -139,16 +139,6 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 	return conditions
 }
 
-// unreadable says why the GPU's record can't be read, "" if it can.
-func (m *Manager) unreadable(uuid gpu.UUID) string {
-	for _, u := range m.cfg.Journal.UnreadableGPUs() {
-		if u.GPU == uuid {
-			return unreadable(u)
-		}
-	}
-	return ""
-}
-
 // Made returns the partitions that Tessera has created on the GPU in this boot, or is
 // creating or destroying: another boot's instances have the same IDs.
 func (m *Manager) Made(uuid gpu.UUID) []holding.MadePartition {

@@ -129,7 +129,7 @@ func (v *visit) look() error {
 		v.mig = mig
 		v.sortOut(r)
 	}
-	if v.unreadable = v.m.unreadable(v.uuid); v.unreadable == "" || !v.isClean() {
+	if v.unreadable = v.damage(); v.unreadable == "" || !v.isClean() {
 		return nil
 	}
 	if err := v.m.cfg.Journal.DeleteGPU(v.uuid); err != nil {
@@ -138,6 +138,16 @@ func (v *visit) look() error {
 	v.unreadable = ""
 	v.m.cfg.Facts.Reread()
 	return nil
+}
+
+// damage says why the GPU's record can't be read, "" if it can.
+func (v *visit) damage() string {
+	for _, u := range v.m.cfg.Journal.UnreadableGPUs() {
+		if u.GPU == v.uuid {
+			return unreadable(u)
+		}
+	}
+	return ""
 }
 
 // readSwitched reads the number of the device node, which a switch of the MIG mode may have
