@@ -159,7 +159,7 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	if err != nil {
 		return nil, err
 	}
-	marks, err := containers.New(filepath.Join(tmp, "marks"), func(path string) string { return path })
+	marks, err := containers.New(filepath.Join(tmp, "marks"), driverroot.NewHost("/"))
 	if err != nil {
 		return nil, err
 	}

@@ -4,13 +4,14 @@ import (
 	"context"
 	"testing"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 )
 
 // startContainers runs what waits for the ends of this machine's containers.
 func startContainers(t *testing.T) *containers.Containers {
 	t.Helper()
-	c, err := containers.New(t.TempDir(), func(path string) string { return path })
+	c, err := containers.New(t.TempDir(), driverroot.NewHost("/"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func TestDataDirChanged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	marks, err := containers.New(first.Marks(), host.Path)
+	marks, err := containers.New(first.Marks(), host)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -157,7 +157,7 @@ func (c *computer) start() (_ *onDisk, err error) {
 		return p, err
 	}
 	p.ends = append(p.ends, p.journal.Close)
-	marks, err := containers.New(p.dir.Marks(), c.host.Path)
+	marks, err := containers.New(p.dir.Marks(), c.host)
 	if err != nil {
 		return p, err
 	}

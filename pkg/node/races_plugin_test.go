@@ -133,7 +133,7 @@ func (p *process) start() error {
 		p.w.broken("a record can't be read", "%d records", n)
 	}
 	// Run, which waits in the kernel, would keep time from passing in the bubble.
-	marks, err := containers.New(p.dir.Marks(), c.host.Path)
+	marks, err := containers.New(p.dir.Marks(), c.host)
 	if err != nil {
 		return err
 	}

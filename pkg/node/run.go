@@ -186,7 +186,7 @@ func (p *plugin) openState(host driverroot.Host) error {
 	if p.journal, err = journal.Open(p.dir.Journal(), failpoint.Step()); err != nil {
 		return err
 	}
-	if p.containers, err = containers.New(p.dir.Marks(), host.Path); err != nil {
+	if p.containers, err = containers.New(p.dir.Marks(), host); err != nil {
 		return errors.Join(err, p.journal.Close())
 	}
 	p.specs = cdi.New(cdi.Config{Dir: p.cfg.CDIDir, HookPath: hook, HookError: unusable, Host: host, Mark: p.containers.Mark})

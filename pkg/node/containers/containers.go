@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/files"
 )
 
@@ -33,7 +34,7 @@ var uidPattern = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z_.-]{0,127}$`)
 // concurrently, for one claim by one caller at a time.
 type Containers struct {
 	dir     string
-	path    func(hostPath string) string
+	host    driverroot.Host
 	events  *events
 	cgroups *cgroups
 
@@ -46,13 +47,13 @@ type Containers struct {
 }
 
 // New returns the Containers whose marks are in dir, which has the same path here
-// and on the host. path returns where this process sees a path of the host.
-func New(dir string, path func(hostPath string) string) (*Containers, error) {
+// and on the host.
+func New(dir string, host driverroot.Host) (*Containers, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("create the directory of the claims' marks: %w", err)
 	}
 	return &Containers{
-		dir: dir, path: path, events: newEvents(), cgroups: &cgroups{root: path("/sys/fs/cgroup")},
+		dir: dir, host: host, events: newEvents(), cgroups: &cgroups{root: host.Path("/sys/fs/cgroup")},
 		deleted: map[string][]*watch{}, unwatched: map[string]bool{},
 	}, nil
 }

@@ -14,6 +14,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
 
 const (
@@ -26,7 +28,7 @@ const (
 // start returns Containers for a host at the directory root.
 func start(t *testing.T, dir, root string) *Containers {
 	t.Helper()
-	c, err := New(dir, func(path string) string { return filepath.Join(root, path) })
+	c, err := New(dir, driverroot.NewHost(root))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +211,7 @@ func TestEndedWhereTheMarkWasRemovedByHand(t *testing.T) {
 func TestEndedWithoutInotify(t *testing.T) {
 	root := newRoot(t)
 	gone := process(t, root, 7, "mnt:[1]", "40 30 0:5 /marks/"+claimUID+"//deleted "+MountDir+"/"+claimUID+" ro - ext4 /dev/vda rw\n", "")
-	c, err := New(t.TempDir(), func(path string) string { return filepath.Join(root, path) })
+	c, err := New(t.TempDir(), driverroot.NewHost(root))
 	if err != nil {
 		t.Fatal(err)
 	}

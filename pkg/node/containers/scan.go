@@ -27,7 +27,7 @@ type mount struct {
 // scan reads the mounts of all processes of the host, once for each mount
 // namespace.
 func (c *Containers) scan() ([]mount, error) {
-	entries, err := os.ReadDir(c.path("/proc"))
+	entries, err := os.ReadDir(c.host.Path("/proc"))
 	if err != nil {
 		return nil, fmt.Errorf("list the host's processes: %w", err)
 	}
@@ -54,7 +54,7 @@ func (c *Containers) scan() ([]mount, error) {
 }
 
 func (c *Containers) process(pid int, file string) string {
-	return c.path(filepath.Join("/proc", strconv.Itoa(pid), file))
+	return c.host.Path(filepath.Join("/proc", strconv.Itoa(pid), file))
 }
 
 // parseMounts finds marks in a mountinfo file. A container can have other mounts at such
@@ -141,7 +141,7 @@ func (c *Containers) podName(uid string, pods []kubeletplugin.NamespacedObject) 
 // logged returns a pod's namespace and name from the directory of its logs; empty if
 // there is none.
 func (c *Containers) logged(uid string) (namespace, name string) {
-	logs, err := filepath.Glob(c.path("/var/log/pods/*_" + uid))
+	logs, err := filepath.Glob(c.host.Path("/var/log/pods/*_" + uid))
 	if err != nil || len(logs) == 0 {
 		return "", ""
 	}

@@ -64,7 +64,7 @@ func newFixture(t *testing.T) *fixture {
 		Health:   healthmonitor.New(healthmonitor.Config{NodeName: "node-0", BootID: "boot", Journal: j, Facts: known, Registerer: f.metrics}),
 		Readings: usage.NewReadings(func() []gpu.GPU { return nil }, false, nil),
 	}
-	marks, err := containers.New(t.TempDir(), host.Path)
+	marks, err := containers.New(t.TempDir(), host)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
@@ -140,7 +141,7 @@ func (n *node) startWithoutDriver() {
 	n.t.Helper()
 	n.open()
 	n.facts = facts.New("node-0")
-	marks, err := containers.New(n.t.TempDir(), func(path string) string { return filepath.Join(n.host, path) })
+	marks, err := containers.New(n.t.TempDir(), driverroot.NewHost(n.host))
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -3,7 +3,6 @@ package prepare_test
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -16,6 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
@@ -105,7 +105,7 @@ func start(t testing.TB, n *node, bootID string, step func(string)) *fixture {
 // startContainers runs the Containers of a node.
 func startContainers(t testing.TB, n *node) *containers.Containers {
 	t.Helper()
-	c, err := containers.New(n.marks, func(path string) string { return filepath.Join(n.root, path) })
+	c, err := containers.New(n.marks, driverroot.NewHost(n.root))
 	if err != nil {
 		t.Fatal(err)
 	}
