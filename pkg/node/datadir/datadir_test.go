@@ -2,6 +2,7 @@ package datadir
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -12,8 +13,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
 )
 
 // here is the host.
@@ -287,14 +291,32 @@ type specs struct {
 	marks  string // directory
 }
 
-func (s specs) Claims() ([]string, error)     { return s.claims, nil }
-func (s specs) HooksInUse() ([]string, error) { return s.hooks, nil }
-
-func (s specs) MarkInUse(claimUID string) (string, error) {
-	if s.marks == "" {
-		return "", nil
+// write writes them to a directory: the hooks to the specification that all claims share.
+func (s specs) write(t *testing.T) *cdi.Specs {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name string, edits cdispecs.ContainerEdits) {
+		data, err := json.Marshal(cdispecs.Spec{ContainerEdits: edits})
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, gpu.CDIVendor+"-"+name+".json"), data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	return filepath.Join(s.marks, claimUID), nil
+	var common cdispecs.ContainerEdits
+	for _, path := range s.hooks {
+		common.Hooks = append(common.Hooks, &cdispecs.Hook{Path: path})
+	}
+	write("driver", common)
+	for _, uid := range s.claims {
+		var edits cdispecs.ContainerEdits
+		if s.marks != "" {
+			edits.Mounts = []*cdispecs.Mount{{HostPath: filepath.Join(s.marks, uid)}}
+		}
+		write("claim_"+uid, edits)
+	}
+	return cdi.New(cdi.Config{Dir: dir})
 }
 
 // TestDataDirChanged: a plugin with another data directory doesn't start while
@@ -318,7 +340,7 @@ func TestDataDirChanged(t *testing.T) {
 		"neither a hook nor a mark": {specs{one, nil, ""}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := d.Check(tc.specs)
+			err := d.Check(tc.specs.write(t))
 			if !tc.fails && err != nil {
 				t.Errorf("got %v", err)
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/files"
+	"github.com/tessera-dra/tessera/pkg/node/cdi"
 )
 
 // InstallHook puts the program where the container runtime, on the host, can start it: in
@@ -102,7 +103,7 @@ func install(from, dir string) (string, error) {
 
 // RemoveOldHooks removes hook programs that were installed when the choice of their directory
 // was another, once no specification names them: until then containers may start with them.
-func (d *Dir) RemoveOldHooks(current string, specs Specs) error {
+func (d *Dir) RemoveOldHooks(current string, specs *cdi.Specs) error {
 	used, err := specs.HooksInUse()
 	if err != nil {
 		return nil //nolint:nilerr // they stay
@@ -158,22 +159,11 @@ func digestOf(path string) (string, error) {
 	return digest(f)
 }
 
-// Specs are the CDI specifications on disk (*cdi.Specs).
-type Specs interface {
-	// Claims returns the UIDs of claims that have one.
-	Claims() ([]string, error)
-	// HooksInUse returns the paths of the hook programs that they name.
-	HooksInUse() ([]string, error)
-	// MarkInUse returns the path of the claim's mark that its specification names, "" if
-	// it has none.
-	MarkInUse(claimUID string) (string, error)
-}
-
 // Check returns an error if claims were prepared by a plugin with another data
 // directory: that one's journal says who has which GPU and which partitions are
 // ours. The claims' CDI specifications name their marks, and so that directory.
 // After a reboot, specifications, partitions and prepared claims are gone.
-func (d *Dir) Check(specs Specs) error {
+func (d *Dir) Check(specs *cdi.Specs) error {
 	claims, err := specs.Claims()
 	if err != nil || len(claims) == 0 {
 		return nil //nolint:nilerr // specifications that can't be read are in no container's way, nor removed
@@ -188,7 +178,7 @@ func (d *Dir) Check(specs Specs) error {
 
 // otherDataDir returns the data directory of the plugin that prepared the claims if it is
 // another, as far as the specifications say.
-func (d *Dir) otherDataDir(claims []string, specs Specs) string {
+func (d *Dir) otherDataDir(claims []string, specs *cdi.Specs) string {
 	for _, uid := range claims {
 		mark, err := specs.MarkInUse(uid)
 		switch marks := filepath.Dir(mark); {

@@ -141,11 +141,11 @@ func TestHookWhereProgramsCanBeStarted(t *testing.T) {
 
 	n.mount(unix.MS_NOEXEC, 0)
 	second := n.install()
-	if err := n.RemoveOldHooks(second, specs{hooks: []string{first}}); err != nil {
+	if err := n.RemoveOldHooks(second, specs{hooks: []string{first}}.write(t)); err != nil {
 		t.Fatal(err)
 	}
 	check("noexec data, and the specifications have the former path", "data", "other")
-	if err := n.RemoveOldHooks(second, specs{hooks: []string{second}}); err != nil {
+	if err := n.RemoveOldHooks(second, specs{hooks: []string{second}}.write(t)); err != nil {
 		t.Fatal(err)
 	}
 	check("noexec data", "other")
@@ -155,7 +155,7 @@ func TestHookWhereProgramsCanBeStarted(t *testing.T) {
 
 	n.mount(0, 0)
 	third := n.install()
-	if err := n.RemoveOldHooks(third, specs{hooks: []string{second, third}}); err != nil || third != first {
+	if err := n.RemoveOldHooks(third, specs{hooks: []string{second, third}}.write(t)); err != nil || third != first {
 		t.Fatalf("exec again: %s, %v, want %s", third, err, first)
 	}
 	check("exec again, and a specification has the former path", "data", "other")
@@ -178,7 +178,7 @@ func TestHookBesideNothing(t *testing.T) {
 	if err != nil || unusable != nil {
 		t.Fatal(err, unusable)
 	}
-	if err := errors.Join(d.RemoveOldHooks(path, specs{}), d.Clean()); err != nil {
+	if err := errors.Join(d.RemoveOldHooks(path, specs{}.write(t)), d.Clean()); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(missing); !errors.Is(err, fs.ErrNotExist) {
