@@ -113,7 +113,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	})
 	d.hardwareParts = parts
 	all := parts.parts()
-	all.Health, all.Readings = d.health, usage.NewReadings(func() []gpu.GPU { return nil }, false, nil)
+	all.Health, all.Readings = d.health, usage.NewReadings(d.facts, marks, false)
 	follower := driver.New(driver.Config{Parts: *all, BootID: "boot", Opener: driver.NewOpener(host, ""), Specs: d.specs, Facts: d.facts})
 	d.follower = follower
 	running, cancel := context.WithCancel(ctx)

@@ -160,7 +160,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 		Client: p.client, Claims: p.preparer, Health: devices.report,
 		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
 	})
-	return p.registerUsage(host)
+	return p.registerUsage(host, bootID)
 }
 
 // wake sends a signal that waits until it is received, unless one waits already.

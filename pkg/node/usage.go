@@ -4,13 +4,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/usage"
 )
 
@@ -24,40 +22,17 @@ func (p *plugin) newReadings(host driverroot.Host) *usage.Readings {
 	if !seesProcesses {
 		klog.Background().Info("The plugin isn't in the host's PID namespace (hostPID): how much memory each share uses can't be told", "node", p.cfg.NodeName)
 	}
-	return usage.NewReadings(p.gpus, seesProcesses, func(pid int) (usage.User, bool) {
-		u, ok := p.containers.UserOf(pid)
-		return usage.User(u), ok
-	})
-}
-
-// gpus returns the GPUs, each UUID once, because the UUID is the label of metrics.
-func (p *plugin) gpus() []gpu.GPU {
-	known, _ := p.facts.State()
-	seen := map[gpu.UUID]bool{}
-	return slices.DeleteFunc(slices.Clone(known.Node.GPUs), func(g gpu.GPU) bool {
-		again := seen[g.UUID]
-		seen[g.UUID] = true
-		return again
-	})
+	return usage.NewReadings(p.facts, p.containers, seesProcesses)
 }
 
 // registerUsage adds the metrics of who has which device.
-func (p *plugin) registerUsage(host driverroot.Host) error {
+func (p *plugin) registerUsage(host driverroot.Host, bootID string) error {
 	kubelet, err := usage.DialPodResources(host.Path(filepath.Join(p.cfg.KubeletRoot, "pod-resources/kubelet.sock")), gpu.DriverName)
 	if err != nil {
 		return err
 	}
 	collector := usage.New(usage.Config{
-		NodeName:   p.cfg.NodeName,
-		Claims:     func() []holding.Record { return p.journal.Claims().Records() },
-		Made:       p.partitions.Made,
-		GPUs:       p.gpus,
-		Containers: kubelet.Containers,
-		Readings:   p.readings.Scrape,
-		PodName: func(uid string) string {
-			_, name := p.containers.NameOf(uid)
-			return name
-		},
+		NodeName: p.cfg.NodeName, BootID: bootID, Journal: p.journal, Facts: p.facts, Kubelet: kubelet, Containers: p.containers, Readings: p.readings,
 	})
 	if err := p.metrics.Register(collector); err != nil {
 		return fmt.Errorf("register the metrics of claims: %w", err)

@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -11,9 +14,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
+	"google.golang.org/grpc"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/usage"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
@@ -28,11 +37,13 @@ const (
 // scrapedNode is a node of eight H100s on paper: the plugin's own code answers a scrape, the
 // driver and the kubelet answer at once.
 type scrapedNode struct {
-	gpus       []gpu.GPU
-	claims     []holding.Record
-	made       map[gpu.UUID][]holding.MadePartition
-	containers usage.Containers
-	usages     map[gpu.UUID]gpu.Usage
+	podresources.PodResourcesListerClient
+
+	gpus   []gpu.GPU
+	claims []holding.Record
+	made   map[gpu.UUID][]holding.MadePartition
+	pods   []*podresources.PodResources
+	usages map[gpu.UUID]gpu.Usage
 }
 
 // metrics measures how long the plugin takes to answer a scrape, and how much memory its
@@ -84,16 +95,20 @@ func newScrapedNode() (*scrapedNode, error) {
 	if err != nil {
 		return nil, fmt.Errorf("simulate a node: %w", err)
 	}
-	return &scrapedNode{gpus: n.GPUs, made: map[gpu.UUID][]holding.MadePartition{}, containers: usage.Containers{}, usages: map[gpu.UUID]gpu.Usage{}}, nil
+	return &scrapedNode{gpus: n.GPUs, made: map[gpu.UUID][]holding.MadePartition{}, usages: map[gpu.UUID]gpu.Usage{}}, nil
 }
 
 // claim adds a claim with a device, and the process of its container.
 func (n *scrapedNode) claim(h holding.Holding, p gpu.Process) {
-	name := fmt.Sprintf("claim-%04d", len(n.claims))
+	name := fmt.Sprintf("%08d-0000-0000-0000-000000000000", len(n.claims)) // as a UID is written
 	n.claims = append(n.claims, holding.Record{
-		ClaimUID: name, Namespace: "team", Name: name, Holdings: []holding.Holding{h}, Pods: []holding.Pod{{UID: name, Name: name}},
+		ClaimUID: name, Namespace: "team", Name: name, BootID: "boot", Holdings: []holding.Holding{h}, Pods: []holding.Pod{{UID: name, Name: name}},
 	})
-	n.containers[usage.Claim{Namespace: "team", Name: name}] = []usage.Container{{Pod: name, Name: "main"}}
+	n.pods = append(n.pods, &podresources.PodResources{Name: name, Namespace: "team", Containers: []*podresources.ContainerResources{{
+		Name: "main", DynamicResources: []*podresources.DynamicResource{{
+			ClaimNamespace: "team", ClaimName: name, ClaimResources: []*podresources.ClaimResource{{DriverName: gpu.DriverName}},
+		}},
+	}}})
 	u := n.usages[h.GPU]
 	u.Memory, u.Utilization = gpu.MemoryUsage{Total: 80 << 30, Used: 40 << 30}, new(0.5)
 	p.PID, p.MemoryBytes = len(n.claims), new(int64(1<<30))
@@ -128,22 +143,56 @@ func (n *scrapedNode) Usage(uuid gpu.UUID, _ time.Duration) (gpu.Usage, error) {
 	return n.usages[uuid], nil
 }
 
-func (n *scrapedNode) userOf(pid int) (usage.User, bool) {
-	uid := n.claims[pid-1].ClaimUID
-	return usage.User{PodUID: uid, Container: "main", Claims: []string{uid}}, true
+// List implements podresources.PodResourcesListerClient.
+func (n *scrapedNode) List(context.Context, *podresources.ListPodResourcesRequest, ...grpc.CallOption) (*podresources.ListPodResourcesResponse, error) {
+	return &podresources.ListPodResourcesResponse{PodResources: n.pods}, nil
+}
+
+// write writes what the plugin has of the node to a directory: its journal, and the host's
+// files of the claims' processes.
+func (n *scrapedNode) write(dir string) (*journal.Journal, *containers.Containers, error) {
+	host := filepath.Join(dir, "host")
+	in, err := containers.New(filepath.Join(dir, "marks"), driverroot.NewHost(host))
+	if err != nil {
+		return nil, nil, err
+	}
+	j, err := journal.Open(filepath.Join(dir, "claims"), nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, c := range n.claims {
+		proc := filepath.Join(host, "proc", strconv.Itoa(i+1))
+		err = errors.Join(err, j.Put(c), os.MkdirAll(proc, 0o755),
+			os.WriteFile(filepath.Join(proc, "cgroup"), []byte("0::/kubepods/pod"+c.ClaimUID+"/container\n"), 0o600),
+			os.WriteFile(filepath.Join(proc, "mountinfo"), []byte("901 880 8:1 /marks/"+c.ClaimUID+" "+containers.MountDir+"/"+c.ClaimUID+" ro - ext4 /dev/vda rw\n"+
+				"902 880 8:1 /pods/"+c.ClaimUID+"/containers/main/a /dev/termination-log rw - ext4 /dev/vda rw\n"), 0o600))
+	}
+	for uuid, made := range n.made {
+		err = errors.Join(err, j.PutGPU(holding.GPURecord{GPU: uuid, BootID: "boot", Partitions: made}))
+	}
+	return j, in, err
 }
 
 // scrape measures answers, all of which must have a series of each container.
 func (n *scrapedNode) scrape() (sample, *usage.Readings, error) {
-	readings := usage.NewReadings(func() []gpu.GPU { return n.gpus }, true, n.userOf)
+	dir, err := os.MkdirTemp("", "scrape")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer os.RemoveAll(dir)
+	j, in, err := n.write(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer j.Close()
+	known := facts.New("node-0")
+	known.Found(gpu.Node{Name: "node-0", GPUs: n.gpus})
+	readings := usage.NewReadings(known, in, true)
 	readings.SetHardware(n)
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(usage.New(usage.Config{
-		NodeName: "node-0", Claims: func() []holding.Record { return n.claims },
-		Made:       func(uuid gpu.UUID) []holding.MadePartition { return n.made[uuid] },
-		GPUs:       func() []gpu.GPU { return n.gpus },
-		Containers: func(context.Context) (usage.Containers, error) { return n.containers, nil },
-		Readings:   readings.Scrape, PodName: func(uid string) string { return uid },
+		NodeName: "node-0", BootID: "boot", Journal: j, Facts: known, Containers: in, Readings: readings,
+		Kubelet: usage.NewPodResources(n, gpu.DriverName),
 	}))
 	if _, err := n.answer(registry); err != nil { // the first one has the GPUs read
 		return nil, nil, err

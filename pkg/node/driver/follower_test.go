@@ -60,14 +60,14 @@ func newFixture(t *testing.T) *fixture {
 	daemons := nodetest.NewDaemons(host.Path("/"), filepath.Join("/run/mps", t.Name(), "d"))
 	f.Parts = Parts{
 		NodeName: "node-0", Journal: j, Partitions: partition.New(partition.Config{Journal: j, Specs: f.Specs, Facts: known, BootID: "boot"}),
-		Sharing:  sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: daemons}),
-		Health:   healthmonitor.New(healthmonitor.Config{NodeName: "node-0", BootID: "boot", Journal: j, Facts: known, Registerer: f.metrics}),
-		Readings: usage.NewReadings(func() []gpu.GPU { return nil }, false, nil),
+		Sharing: sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: daemons}),
+		Health:  healthmonitor.New(healthmonitor.Config{NodeName: "node-0", BootID: "boot", Journal: j, Facts: known, Registerer: f.metrics}),
 	}
 	marks, err := containers.New(t.TempDir(), host)
 	if err != nil {
 		t.Fatal(err)
 	}
+	f.Readings = usage.NewReadings(known, marks, false)
 	f.Preparer = prepare.New(prepare.Config{
 		Journal: j, Specs: f.Specs, Containers: marks, Facts: known, Partitions: f.Partitions, Sharing: f.Sharing,
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",

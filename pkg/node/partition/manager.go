@@ -139,16 +139,6 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 	return conditions
 }
 
-// Made returns the partitions that Tessera has created on the GPU in this boot, or is
-// creating or destroying: another boot's instances have the same IDs.
-func (m *Manager) Made(uuid gpu.UUID) []holding.MadePartition {
-	r, ok := m.cfg.Journal.GPU(uuid)
-	if !ok || r.BootID != m.cfg.BootID {
-		return nil
-	}
-	return r.Partitions
-}
-
 // holder returns the name of the claim that holds the partition, or a share of it,
 // in the journal, "" if none does. A claim whose file can't be read counts as a
 // holder of all that it may hold.

@@ -2,7 +2,6 @@ package usage
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"testing"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
@@ -18,35 +18,27 @@ import (
 func BenchmarkScrape(b *testing.B) {
 	var gpus []gpu.GPU
 	var claims []holding.Record
-	containers := Containers{}
+	known := Containers{}
 	readings := map[gpu.UUID]Reading{}
 	for i := range 8 {
 		uuid := gpu.UUID(fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i))
 		gpus = append(gpus, h100(uuid))
-		reading := Reading{AttributesMPS: true, Users: map[int]User{}}
+		reading := Reading{AttributesMPS: true, Users: map[int]containers.User{}}
 		for n := range 48 {
 			h := holding.New(gpu.DeviceName(fmt.Sprintf("gpu-%08d-mps48-%d", i, n)), gpu.Share{Of: gpu.Whole{GPU: uuid}, Count: 48, Number: n})
 			h.MPS = &holding.MPS{ThreadPercentage: 2, MemoryMiB: 1600}
 			uid := fmt.Sprintf("%d-%d", i, n)
 			claim := Claim{Namespace: "team", Name: fmt.Sprintf("claim-%d-%d", i, n)}
 			claims = append(claims, holding.Record{ClaimUID: uid, Namespace: claim.Namespace, Name: claim.Name, Holdings: []holding.Holding{h}})
-			containers[claim] = []Container{{Pod: claim.Name, Name: "main"}}
+			known[claim] = []Container{{Pod: claim.Name, Name: "main"}}
 			pid := 1000*(i+1) + n
 			reading.Processes = append(reading.Processes, gpu.Process{PID: pid, MemoryBytes: new(int64(1 << 30)), Utilization: new(0.01), MPSClient: true})
-			reading.Users[pid] = User{PodUID: uid, Container: "main", Claims: []string{uid}}
+			reading.Users[pid] = containers.User{PodUID: uid, Container: "main", Claims: []string{uid}}
 		}
 		readings[uuid] = reading
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(New(Config{
-		NodeName:   "node-0",
-		Claims:     func() []holding.Record { return claims },
-		Made:       func(gpu.UUID) []holding.MadePartition { return nil },
-		GPUs:       func() []gpu.GPU { return gpus },
-		Containers: func(context.Context) (Containers, error) { return containers, nil },
-		Readings:   func() map[gpu.UUID]Reading { return readings },
-		PodName:    func(uid string) string { return "claim-" + uid },
-	}))
+	registry.MustRegister(&fixed{Collector: New(Config{NodeName: "node-0"}), at: state{claims: claims, gpus: gpus, containers: known, readings: readings}})
 	for b.Loop() {
 		families, err := registry.Gather()
 		if err != nil {

@@ -10,7 +10,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
 // podResourcesTimeout is how long a scrape waits for the kubelet's answer.
@@ -19,22 +22,18 @@ const podResourcesTimeout = 2 * time.Second
 // healthy is the value of the label condition for a GPU without conditions.
 const healthy = "Healthy"
 
-// Config says where a Collector finds what it reports. All functions may be called at
-// any time.
+// Config says where a Collector finds what it reports. All parts are required.
 type Config struct {
 	NodeName string
-	// Claims returns the records of all claims that hold devices.
-	Claims func() []holding.Record
-	// Made returns the partitions that were made on a GPU.
-	Made func(gpu.UUID) []holding.MadePartition
-	// GPUs returns the node's GPUs, with their conditions.
-	GPUs func() []gpu.GPU
-	// Containers returns the containers that use claims.
-	Containers func(context.Context) (Containers, error)
-	// Readings returns the last reading of each GPU that could be read.
-	Readings func() map[gpu.UUID]Reading
-	// PodName returns the name of a pod of this node by its UID; empty: unknown.
-	PodName func(uid string) string
+	// BootID of the running kernel. Partitions in records of other boots are gone, and
+	// instances of this one may have their IDs.
+	BootID  string
+	Journal *journal.Journal
+	Facts   *facts.Facts
+	// Kubelet says which containers use claims, and Containers the names of other pods.
+	Kubelet    *PodResources
+	Containers *containers.Containers
+	Readings   *Readings
 }
 
 // Collector computes the metrics at each scrape. It implements prometheus.Collector.
@@ -76,44 +75,75 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
-	s := scrape{to: to, sent: map[series]bool{}}
+	c.collect(to, c.now())
+}
+
+// state is all that an answer is computed from.
+type state struct {
+	claims []holding.Record
+	gpus   []gpu.GPU
+	made   map[gpu.UUID][]holding.MadePartition
+	// containers are nil if the kubelet doesn't answer.
+	containers Containers
+	readings   map[gpu.UUID]Reading
+}
+
+// now returns the state at a scrape.
+func (c *Collector) now() state {
 	ctx, cancel := context.WithTimeout(context.Background(), podResourcesTimeout)
 	defer cancel()
-	containers, err := c.cfg.Containers(ctx)
-	s.gauge(c.readable, boolToFloat(err == nil))
-	claims := c.cfg.Claims()
-	made := map[gpu.UUID][]holding.MadePartition{}
-	for _, r := range claims {
-		for _, uuid := range r.GPUs() {
-			if _, known := made[uuid]; !known {
-				made[uuid] = c.cfg.Made(uuid)
-			}
-		}
-		c.collectClaim(s, r, containers, made)
+	now := state{
+		claims: c.cfg.Journal.Claims().Records(), gpus: gpusOf(c.cfg.Facts),
+		made: map[gpu.UUID][]holding.MadePartition{}, readings: c.cfg.Readings.Scrape(),
 	}
-	readings := c.cfg.Readings()
-	for _, g := range c.cfg.GPUs() {
-		c.collectGPU(s, g, claims)
-		if r, ok := readings[g.UUID]; ok {
-			c.collectUsage(s, g, r)
+	for _, r := range c.cfg.Journal.GPUs() {
+		if r.BootID == c.cfg.BootID {
+			now.made[r.GPU] = r.Partitions
 		}
 	}
-	c.collectShares(s, claims, readings, made, containers)
+	now.containers, _ = c.cfg.Kubelet.Containers(ctx) // whether it answered is a metric
+	return now
+}
+
+// gpusOf returns the GPUs, each UUID once, because the UUID is the label of metrics.
+func gpusOf(known *facts.Facts) []gpu.GPU {
+	now, _ := known.State()
+	seen := map[gpu.UUID]bool{}
+	return slices.DeleteFunc(slices.Clone(now.Node.GPUs), func(g gpu.GPU) bool {
+		again := seen[g.UUID]
+		seen[g.UUID] = true
+		return again
+	})
+}
+
+func (c *Collector) collect(to chan<- prometheus.Metric, now state) {
+	s := scrape{to: to, sent: map[series]bool{}}
+	s.gauge(c.readable, boolToFloat(now.containers != nil))
+	for _, r := range now.claims {
+		c.collectClaim(s, r, now)
+	}
+	for _, g := range now.gpus {
+		c.collectGPU(s, g, now.claims)
+		if r, ok := now.readings[g.UUID]; ok {
+			c.collectUsage(s, g, r, now.made[g.UUID])
+		}
+	}
+	c.collectShares(s, now)
 }
 
 // collectClaim has the metrics of one claim's devices.
-func (c *Collector) collectClaim(s scrape, r holding.Record, containers Containers, made map[gpu.UUID][]holding.MadePartition) {
+func (c *Collector) collectClaim(s scrape, r holding.Record, now state) {
 	for _, h := range r.Holdings {
 		if h.Admin {
 			continue
 		}
 		uuid, instance := string(h.GPU), ""
-		if m := instanceOf(made[h.GPU], h.Partition); m != nil {
+		if m := instanceOf(now.made[h.GPU], h.Partition); m != nil {
 			uuid, instance = string(m.UUID), strconv.Itoa(m.GPUInstanceID)
 		} else if h.Partition != (holding.Partition{}) {
 			uuid = ""
 		}
-		for _, container := range containersOf(r, containers) {
+		for _, container := range containersOf(r, now.containers) {
 			s.gauge(c.allocation, 1, c.cfg.NodeName, uuid, string(h.GPU), instance, h.Device.Type(), h.Partition.Profile,
 				string(h.Device), h.ShareID, r.Namespace, r.Name, container.Pod, container.Name)
 		}
@@ -143,8 +173,8 @@ func instanceOf(made []holding.MadePartition, p holding.Partition) *holding.Made
 
 // containersOf returns the containers that use a claim, or, where the kubelet doesn't name
 // any, the pods that the claim was prepared for; always at least one.
-func containersOf(r holding.Record, containers Containers) []Container {
-	if found := containers[Claim{Namespace: r.Namespace, Name: r.Name}]; len(found) > 0 {
+func containersOf(r holding.Record, all Containers) []Container {
+	if found := all[Claim{Namespace: r.Namespace, Name: r.Name}]; len(found) > 0 {
 		return found
 	}
 	var pods []Container

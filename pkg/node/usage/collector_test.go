@@ -1,8 +1,6 @@
 package usage
 
 import (
-	"context"
-	"errors"
 	"strings"
 	"testing"
 
@@ -44,36 +42,34 @@ func partition(uuid gpu.UUID, profile string, start, size int) gpu.Partition {
 	return gpu.Partition{GPU: uuid, Profile: profile, Placement: gpu.Placement{Start: start, Size: size}}
 }
 
+// fixed has the metrics of a state.
+type fixed struct {
+	*Collector
+	at state
+}
+
+func (f *fixed) Collect(to chan<- prometheus.Metric) { f.collect(to, f.at) }
+
 // collector has the metrics of a node with one claim of a partition, one of an MPS
 // share, and a sick GPU.
-func collector(containers Containers, err error) *Collector {
+func collector(containers Containers) *fixed {
 	small := holding.New("gpu-11111111-mig-1g-10gb-2-1", partition(divided, "1g.10gb", 2, 1))
 	share := holding.New("gpu-22222222-mps-4-0", gpu.Share{Of: gpu.Whole{GPU: shared}, Count: 4})
 	share.MPS = &holding.MPS{ThreadPercentage: 25, MemoryMiB: 1024}
-	return New(Config{
-		NodeName: "node-0",
-		Claims: func() []holding.Record {
-			return []holding.Record{
-				{Namespace: "team", Name: "small", Holdings: []holding.Holding{small}, Pods: []holding.Pod{{UID: "1", Name: "trainer"}}},
-				{Namespace: "team", Name: "share", Holdings: []holding.Holding{share}},
-			}
+	return &fixed{Collector: New(Config{NodeName: "node-0"}), at: state{
+		claims: []holding.Record{
+			{Namespace: "team", Name: "small", Holdings: []holding.Holding{small}, Pods: []holding.Pod{{UID: "1", Name: "trainer"}}},
+			{Namespace: "team", Name: "share", Holdings: []holding.Holding{share}},
 		},
-		Made: func(uuid gpu.UUID) []holding.MadePartition {
-			if uuid != divided {
-				return nil
-			}
-			return []holding.MadePartition{{Partition: small.Partition, Made: &holding.MadeInstance{GPUInstanceID: 9, UUID: "MIG-1"}}}
+		made: map[gpu.UUID][]holding.MadePartition{
+			divided: {{Partition: small.Partition, Made: &holding.MadeInstance{GPUInstanceID: 9, UUID: "MIG-1"}}},
 		},
-		GPUs: func() []gpu.GPU {
-			return []gpu.GPU{
-				h100(divided), h100(shared),
-				h100(broken, gpu.Condition{Type: gpu.Lost, Message: "gone"}, gpu.Condition{Type: gpu.NVLinkDown, Message: "down"}),
-			}
+		gpus: []gpu.GPU{
+			h100(divided), h100(shared),
+			h100(broken, gpu.Condition{Type: gpu.Lost, Message: "gone"}, gpu.Condition{Type: gpu.NVLinkDown, Message: "down"}),
 		},
-		Containers: func(context.Context) (Containers, error) { return containers, err },
-		Readings:   func() map[gpu.UUID]Reading { return nil },
-		PodName:    func(uid string) string { return "pod-" + uid },
-	})
+		containers: containers,
+	}}
 }
 
 func TestWhoHasWhichDevice(t *testing.T) {
@@ -83,7 +79,6 @@ func TestWhoHasWhichDevice(t *testing.T) {
 `
 	for name, test := range map[string]struct {
 		containers Containers
-		err        error
 		want       string
 	}{
 		"containers": {
@@ -99,7 +94,6 @@ tessera_allocation_info{claim="small",container="sidecar",device="gpu-11111111-m
 `,
 		},
 		"no answer of the kubelet": {
-			err: errors.New("the kubelet is away"),
 			want: `
 tessera_allocation_info{claim="share",container="",device="gpu-22222222-mps-4-0",gpu_instance_id="",namespace="team",node="node-0",parent_uuid="GPU-22222222-0000-0000-0000-000000000000",pod="",profile="",share_id="",type="mps",uuid="GPU-22222222-0000-0000-0000-000000000000"} 1
 tessera_allocation_info{claim="small",container="",device="gpu-11111111-mig-1g-10gb-2-1",gpu_instance_id="9",namespace="team",node="node-0",parent_uuid="GPU-11111111-0000-0000-0000-000000000000",pod="trainer",profile="1g.10gb",share_id="",type="mig",uuid="MIG-1"} 1
@@ -107,7 +101,7 @@ tessera_allocation_info{claim="small",container="",device="gpu-11111111-mig-1g-1
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := testutil.CollectAndCompare(collector(test.containers, test.err), strings.NewReader(help+test.want), "tessera_allocation_info"); err != nil {
+			if err := testutil.CollectAndCompare(collector(test.containers), strings.NewReader(help+test.want), "tessera_allocation_info"); err != nil {
 				t.Error(err)
 			}
 		})
@@ -131,8 +125,8 @@ func TestEqualSeries(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := collector(nil, nil)
-			c.cfg.Claims = func() []holding.Record { return claims }
+			c := collector(nil)
+			c.at.claims = claims
 			if n, err := testutil.GatherAndCount(registryOf(c), "tessera_allocation_info"); err != nil || n != 1 {
 				t.Errorf("%d series (%v), want one", n, err)
 			}
@@ -144,16 +138,14 @@ func TestEqualSeries(t *testing.T) {
 func TestAdminAccess(t *testing.T) {
 	looks := holding.New("gpu-22222222", gpu.Whole{GPU: shared})
 	looks.Admin = true
-	c := collector(nil, nil)
-	c.cfg.Claims = func() []holding.Record {
-		return []holding.Record{{Namespace: "team", Name: "monitor", Holdings: []holding.Holding{looks}}}
-	}
+	c := collector(nil)
+	c.at.claims = []holding.Record{{Namespace: "team", Name: "monitor", Holdings: []holding.Holding{looks}}}
 	if n, err := testutil.GatherAndCount(registryOf(c), "tessera_allocation_info"); err != nil || n != 0 {
 		t.Errorf("%d series (%v), want none", n, err)
 	}
 }
 
-func registryOf(c *Collector) *prometheus.Registry {
+func registryOf(c prometheus.Collector) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(c)
 	return r
@@ -168,7 +160,7 @@ tessera_share_memory_limit_bytes{claim="share",device="gpu-22222222-mps-4-0",nam
 # TYPE tessera_share_thread_limit_ratio gauge
 tessera_share_thread_limit_ratio{claim="share",device="gpu-22222222-mps-4-0",namespace="team",parent_uuid="GPU-22222222-0000-0000-0000-000000000000",share_id=""} 0.25
 `
-	err := testutil.CollectAndCompare(collector(nil, nil), strings.NewReader(want), "tessera_share_memory_limit_bytes", "tessera_share_thread_limit_ratio")
+	err := testutil.CollectAndCompare(collector(nil), strings.NewReader(want), "tessera_share_memory_limit_bytes", "tessera_share_thread_limit_ratio")
 	if err != nil {
 		t.Error(err)
 	}
@@ -183,19 +175,17 @@ tessera_gpu_health{condition="Healthy",uuid="GPU-22222222-0000-0000-0000-0000000
 tessera_gpu_health{condition="Lost",uuid="GPU-33333333-0000-0000-0000-000000000000"} 1
 tessera_gpu_health{condition="NVLinkDown",uuid="GPU-33333333-0000-0000-0000-000000000000"} 1
 `
-	if err := testutil.CollectAndCompare(collector(nil, nil), strings.NewReader(want), "tessera_gpu_health"); err != nil {
+	if err := testutil.CollectAndCompare(collector(nil), strings.NewReader(want), "tessera_gpu_health"); err != nil {
 		t.Error(err)
 	}
 }
 
 // TestNames checks the metrics by Prometheus' conventions.
 func TestNames(t *testing.T) {
-	c := collector(Containers{{Namespace: "team", Name: "share"}: {{Pod: "server", Name: "main"}}}, nil)
-	c.cfg.Readings = func() map[gpu.UUID]Reading {
-		return map[gpu.UUID]Reading{
-			divided: {Usage: gpu.Usage{Partitions: []gpu.PartitionUsage{{UUID: "MIG-1", GPUInstanceID: 9}}}},
-			shared:  {Usage: gpu.Usage{Utilization: new(0.5), Processes: []gpu.Process{}}, AttributesMPS: true},
-		}
+	c := collector(Containers{{Namespace: "team", Name: "share"}: {{Pod: "server", Name: "main"}}})
+	c.at.readings = map[gpu.UUID]Reading{
+		divided: {Usage: gpu.Usage{Partitions: []gpu.PartitionUsage{{UUID: "MIG-1", GPUInstanceID: 9}}}},
+		shared:  {Usage: gpu.Usage{Utilization: new(0.5), Processes: []gpu.Process{}}, AttributesMPS: true},
 	}
 	problems, err := testutil.CollectAndLint(c)
 	if err != nil {
@@ -273,8 +263,8 @@ func TestWhatStillFits(t *testing.T) {
 // TestPartitionsFitBesideAFailingDaemon checks that an MPS daemon that fails takes nothing
 // from partitions.
 func TestPartitionsFitBesideAFailingDaemon(t *testing.T) {
-	c := collector(nil, nil)
-	c.cfg.GPUs = func() []gpu.GPU { return []gpu.GPU{h100(broken, gpu.Condition{Type: gpu.MPSDaemonFailed})} }
+	c := collector(nil)
+	c.at.gpus = []gpu.GPU{h100(broken, gpu.Condition{Type: gpu.MPSDaemonFailed})}
 	const want = `
 # HELP tessera_placements_free MIG partitions of the profile that can still be created on the GPU at the same time, beside those that claims have; 0 while the GPU is blocked.
 # TYPE tessera_placements_free gauge
@@ -293,7 +283,7 @@ tessera_placements_free{profile="7g.80gb",uuid="GPU-33333333-0000-0000-0000-0000
 
 // TestNothingFitsOnABlockedGPU checks that a GPU that gets no claims has no room.
 func TestNothingFitsOnABlockedGPU(t *testing.T) {
-	metrics, err := testutil.CollectAndFormat(collector(nil, nil), expfmt.TypeTextPlain, "tessera_placements_free")
+	metrics, err := testutil.CollectAndFormat(collector(nil), expfmt.TypeTextPlain, "tessera_placements_free")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,7 +39,12 @@ func DialPodResources(socket, driver string) (*PodResources, error) {
 	if err != nil {
 		return nil, fmt.Errorf("use the kubelet's PodResources API at %s: %w", socket, err)
 	}
-	return &PodResources{client: podresources.NewPodResourcesListerClient(conn), driver: driver}, nil
+	return NewPodResources(podresources.NewPodResourcesListerClient(conn), driver), nil
+}
+
+// NewPodResources returns PodResources that ask the client.
+func NewPodResources(client podresources.PodResourcesListerClient, driver string) *PodResources {
+	return &PodResources{client: client, driver: driver}
 }
 
 // Containers returns the containers that use claims with devices of the driver.

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 )
 
 const (
@@ -28,20 +30,13 @@ type Reader interface {
 	EndUsage()
 }
 
-// User is the container that a process of the host is in.
-type User struct {
-	PodUID, Container string
-	// Claims are the UIDs of the claims that the container uses.
-	Claims []string
-}
-
 // Readings has the last reading of each GPU. GPUs are read in the background, independently
 // of each other, as long as there are scrapes: a driver that is slow or doesn't respond
 // delays no scrape and no other GPU.
 type Readings struct {
-	gpus          func() []gpu.GPU
+	facts         *facts.Facts
+	containers    *containers.Containers
 	seesProcesses bool
-	userOf        func(pid int) (User, bool)
 
 	using  sync.RWMutex // held for reading while the hardware is read
 	reader Reader
@@ -62,18 +57,17 @@ type Reading struct {
 	gpu.Usage
 	// Users are the containers of the processes, by PID; none for processes that are in no
 	// container, such as MPS servers.
-	Users map[int]User
+	Users map[int]containers.User
 	// AttributesMPS: the driver reports the utilization of MPS clients, instead of counting it
 	// as the server's.
 	AttributesMPS bool
 }
 
-// NewReadings returns Readings without any. gpus are the GPUs to read; userOf finds the
-// container of a process. Unless seesProcesses, this process is in a PID namespace in which
+// NewReadings returns Readings without any, of the GPUs that are known. Unless seesProcesses, this process is in a PID namespace in which
 // the driver doesn't report the host's processes, and readings have none.
-func NewReadings(gpus func() []gpu.GPU, seesProcesses bool, userOf func(pid int) (User, bool)) *Readings {
+func NewReadings(known *facts.Facts, in *containers.Containers, seesProcesses bool) *Readings {
 	return &Readings{
-		gpus: gpus, seesProcesses: seesProcesses, userOf: userOf, latest: map[gpu.UUID]Reading{}, underway: map[gpu.UUID]bool{},
+		facts: known, containers: in, seesProcesses: seesProcesses, latest: map[gpu.UUID]Reading{}, underway: map[gpu.UUID]bool{},
 		wake: make(chan struct{}, 1), attributes: map[gpu.UUID]bool{},
 	}
 }
@@ -168,7 +162,7 @@ func (r *Readings) recordScrape() (first chan struct{}, asleep bool) {
 // have been.
 func (r *Readings) read() <-chan struct{} {
 	var wg sync.WaitGroup
-	gpus := r.gpus()
+	gpus := gpusOf(r.facts)
 	r.mu.Lock()
 	maps.DeleteFunc(r.latest, func(uuid gpu.UUID, _ Reading) bool {
 		return !slices.ContainsFunc(gpus, func(g gpu.GPU) bool { return g.UUID == uuid })
@@ -218,9 +212,9 @@ func (r *Readings) ask(uuid gpu.UUID) (Reading, bool) {
 	if !r.seesProcesses {
 		u.Processes = nil
 	}
-	reading := Reading{Usage: u, Users: map[int]User{}}
+	reading := Reading{Usage: u, Users: map[int]containers.User{}}
 	for _, p := range u.Processes {
-		if user, ok := r.userOf(p.PID); ok {
+		if user, ok := r.containers.UserOf(p.PID); ok {
 			reading.Users[p.PID] = user
 		}
 	}

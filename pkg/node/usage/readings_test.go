@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,7 +15,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 )
 
 // driver answers with the number of the reading as the GPU's used memory.
@@ -55,13 +60,36 @@ func (d *driver) count(uuid gpu.UUID) int64 {
 	return d.reads[uuid]
 }
 
+const podUID = "3c0f6d1e-8a10-4135-bada-13f71feaef21"
+
+// readingsOf returns Readings of GPUs, on a host whose process 1 is in a pod.
+func readingsOf(t *testing.T, seesProcesses bool, gpus ...gpu.UUID) *Readings {
+	t.Helper()
+	host := t.TempDir()
+	process := filepath.Join(host, "proc/1")
+	err := errors.Join(os.MkdirAll(process, 0o755), os.WriteFile(filepath.Join(process, "cgroup"), []byte("0::/kubepods/pod"+podUID+"/a\n"), 0o600),
+		os.WriteFile(filepath.Join(process, "mountinfo"), nil, 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := containers.New(t.TempDir(), driverroot.NewHost(host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known, node := facts.New("node-0"), gpu.Node{Name: "node-0"}
+	for _, uuid := range gpus {
+		node.GPUs = append(node.GPUs, gpu.GPU{UUID: uuid})
+	}
+	known.Found(node)
+	return NewReadings(known, in, seesProcesses)
+}
+
 // reading runs a test of readings of two GPUs, in which time passes when all wait.
 func reading(t *testing.T, seesProcesses bool, test func(t *testing.T, r *Readings, d *driver)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		d := &driver{reads: map[gpu.UUID]int64{}, blocks: map[gpu.UUID]chan error{}}
-		gpus := func() []gpu.GPU { return []gpu.GPU{{UUID: divided}, {UUID: shared}} }
-		r := NewReadings(gpus, seesProcesses, func(pid int) (User, bool) { return User{PodUID: "1"}, pid == 1 })
+		r := readingsOf(t, seesProcesses, divided, shared)
 		r.SetHardware(d)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -106,7 +134,7 @@ func TestReadWhileAsked(t *testing.T) {
 			t.Error("something is kept for a next reading, although nobody asks any more")
 		}
 		users := r.Scrape()[shared].Users
-		if diff := cmp.Diff(map[int]User{1: {PodUID: "1"}}, users); diff != "" {
+		if diff := cmp.Diff(map[int]containers.User{1: {PodUID: podUID}}, users); diff != "" {
 			t.Errorf("users (-want +got):\n%s", diff)
 		}
 	})
@@ -205,7 +233,7 @@ func (d *slowDriver) Usage(gpu.UUID, time.Duration) (gpu.Usage, error) {
 // TestHardwareTaken checks that nothing uses the hardware, and nothing is known of it,
 // after it was taken.
 func TestHardwareTaken(t *testing.T) {
-	r := NewReadings(func() []gpu.GPU { return []gpu.GPU{{UUID: shared}} }, true, func(int) (User, bool) { return User{}, false })
+	r := readingsOf(t, true, shared)
 	d := &slowDriver{begun: make(chan bool)}
 	r.SetHardware(d)
 	go r.Scrape()

@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
@@ -34,7 +35,7 @@ func (d hardwareDescs) all() []*family {
 }
 
 // collectUsage has the usage of one GPU and its partitions.
-func (c *Collector) collectUsage(s scrape, g gpu.GPU, r Reading) {
+func (c *Collector) collectUsage(s scrape, g gpu.GPU, r Reading, made []holding.MadePartition) {
 	uuid := string(g.UUID)
 	if r.Memory.Total > 0 {
 		s.gauge(c.hardware.gpuTotal, float64(r.Memory.Total), uuid)
@@ -44,7 +45,7 @@ func (c *Collector) collectUsage(s scrape, g gpu.GPU, r Reading) {
 		s.gauge(c.hardware.gpuUtilization, *r.Utilization, uuid)
 	}
 	for _, p := range r.Partitions {
-		labels := []string{string(p.UUID), uuid, strconv.Itoa(p.GPUInstanceID), c.profileOf(g, p.UUID)}
+		labels := []string{string(p.UUID), uuid, strconv.Itoa(p.GPUInstanceID), profileOf(g, p.UUID, made)}
 		s.gauge(c.hardware.partitionTotal, float64(p.Memory.Total), labels...)
 		s.gauge(c.hardware.partitionUsed, float64(p.Memory.Used), labels...)
 		if p.Utilization != nil {
@@ -54,8 +55,8 @@ func (c *Collector) collectUsage(s scrape, g gpu.GPU, r Reading) {
 }
 
 // profileOf returns the profile of a MIG device; empty if it isn't known yet.
-func (c *Collector) profileOf(g gpu.GPU, device gpu.UUID) string {
-	for _, m := range c.cfg.Made(g.UUID) {
+func profileOf(g gpu.GPU, device gpu.UUID, made []holding.MadePartition) string {
+	for _, m := range made {
 		if m.Made != nil && m.Made.UUID == device {
 			return m.Profile
 		}
@@ -72,12 +73,10 @@ func (c *Collector) profileOf(g gpu.GPU, device gpu.UUID) string {
 
 // shares attributes processes to the holdings of claims.
 type shares struct {
-	claims     []holding.Record
-	byUID      map[string]int // indexes of claims
-	readings   map[gpu.UUID]Reading
-	made       map[gpu.UUID][]holding.MadePartition
-	containers Containers
-	podName    func(uid string) string
+	state
+
+	byUID map[string]int // indexes of claims
+	pods  *containers.Containers
 	// byContainer has the use of each holding by each container.
 	byContainer map[sharer]*use
 }
@@ -103,22 +102,19 @@ func (u *use) addMemory(memory *float64) {
 	u.largest = new(max(*u.largest, *memory))
 }
 
-func (c *Collector) collectShares(s scrape, claims []holding.Record, readings map[gpu.UUID]Reading, made map[gpu.UUID][]holding.MadePartition, containers Containers) {
-	all := shares{
-		claims: claims, byUID: map[string]int{}, readings: readings, made: made, containers: containers, podName: c.cfg.PodName,
-		byContainer: map[sharer]*use{},
-	}
-	for i, claim := range claims {
+func (c *Collector) collectShares(s scrape, now state) {
+	all := shares{state: now, byUID: map[string]int{}, pods: c.cfg.Containers, byContainer: map[sharer]*use{}}
+	for i, claim := range now.claims {
 		all.byUID[claim.ClaimUID] = i
 	}
-	for uuid, r := range readings {
+	for uuid, r := range now.readings {
 		for _, p := range r.Processes {
 			all.add(uuid, r, p)
 		}
 	}
 	all.addIdle()
 	for by, u := range all.byContainer {
-		r := claims[by.claim]
+		r := now.claims[by.claim]
 		h := r.Holdings[by.holding]
 		labels := []string{string(h.GPU), string(h.Device), h.ShareID, r.Namespace, r.Name, by.Pod, by.Name}
 		if u.memory != nil {
@@ -168,7 +164,7 @@ func (a *shares) add(uuid gpu.UUID, r Reading, p gpu.Process) {
 
 // claimsOf returns the claims that the container uses. Where they can't be seen, those of
 // its pod count.
-func (a *shares) claimsOf(u User) (indexes []int) {
+func (a *shares) claimsOf(u containers.User) (indexes []int) {
 	for _, uid := range u.Claims {
 		if i, ok := a.byUID[uid]; ok {
 			indexes = append(indexes, i)
@@ -194,13 +190,14 @@ func (a *shares) isOn(p gpu.Process, h holding.Holding) bool {
 	return m != nil && p.GPUInstanceID != nil && *p.GPUInstanceID == m.GPUInstanceID
 }
 
-func (a *shares) nameOf(u User, claim holding.Record) string {
+func (a *shares) nameOf(u containers.User, claim holding.Record) string {
 	for _, p := range claim.Pods {
 		if p.UID == u.PodUID {
 			return p.Name
 		}
 	}
-	return a.podName(u.PodUID)
+	_, name := a.pods.NameOf(u.PodUID)
+	return name
 }
 
 // addIdle adds the containers that have a share and no process on it.

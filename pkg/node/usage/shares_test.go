@@ -1,14 +1,19 @@
 package usage
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
@@ -22,15 +27,13 @@ func process(pid int, memory int64, utilization float64, mps bool) gpu.Process {
 // TestUsageOfGPUs checks the metrics of GPUs and partitions: a GPU that can't be read
 // has none.
 func TestUsageOfGPUs(t *testing.T) {
-	c := collector(nil, nil)
-	c.cfg.Readings = func() map[gpu.UUID]Reading {
-		return map[gpu.UUID]Reading{
-			shared: {Usage: gpu.Usage{Memory: gpu.MemoryUsage{Total: 80 * gib, Used: 20 * gib}, Utilization: new(0.75)}},
-			divided: {Usage: gpu.Usage{
-				Memory:     gpu.MemoryUsage{Total: 80 * gib, Used: 5 * gib},
-				Partitions: []gpu.PartitionUsage{{UUID: "MIG-1", GPUInstanceID: 9, Memory: gpu.MemoryUsage{Total: 10 * gib, Used: 5 * gib}, Utilization: new(0.25)}},
-			}},
-		}
+	c := collector(nil)
+	c.at.readings = map[gpu.UUID]Reading{
+		shared: {Usage: gpu.Usage{Memory: gpu.MemoryUsage{Total: 80 * gib, Used: 20 * gib}, Utilization: new(0.75)}},
+		divided: {Usage: gpu.Usage{
+			Memory:     gpu.MemoryUsage{Total: 80 * gib, Used: 5 * gib},
+			Partitions: []gpu.PartitionUsage{{UUID: "MIG-1", GPUInstanceID: 9, Memory: gpu.MemoryUsage{Total: 10 * gib, Used: 5 * gib}, Utilization: new(0.25)}},
+		}},
 	}
 	const want = `
 # HELP tessera_gpu_memory_used_bytes Memory of the GPU that programs use, without what the driver reserves.
@@ -64,10 +67,8 @@ func TestMemoryOfTheComputer(t *testing.T) {
 # TYPE tessera_gpu_utilization_ratio gauge
 tessera_gpu_utilization_ratio{uuid="GPU-22222222-0000-0000-0000-000000000000"} 0.5
 `
-	c := collector(nil, nil)
-	c.cfg.Readings = func() map[gpu.UUID]Reading {
-		return map[gpu.UUID]Reading{shared: {Usage: gpu.Usage{Utilization: new(0.5)}}}
-	}
+	c := collector(nil)
+	c.at.readings = map[gpu.UUID]Reading{shared: {Usage: gpu.Usage{Utilization: new(0.5)}}}
 	names := []string{"tessera_gpu_utilization_ratio", "tessera_gpu_memory_total_bytes", "tessera_gpu_memory_used_bytes"}
 	if err := testutil.CollectAndCompare(c, strings.NewReader(want), names...); err != nil {
 		t.Error(err)
@@ -90,10 +91,18 @@ func TestUsageOfShares(t *testing.T) {
 	}
 	both := a
 	both.Holdings = []holding.Holding{share(0), share(1)}
-	one := func(container string, claims ...string) User {
-		return User{PodUID: "1", Container: container, Claims: claims}
+	one := func(container string, claims ...string) containers.User {
+		return containers.User{PodUID: "1", Container: container, Claims: claims}
 	}
-	containers := Containers{
+	host := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(host, "var/log/pods/team_pod-7_7"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	marks, err := containers.New(t.TempDir(), driverroot.NewHost(host))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := Containers{
 		{Namespace: "team", Name: "a"}: {{Pod: "one", Name: "main"}, {Pod: "one", Name: "sidecar"}},
 		{Namespace: "team", Name: "b"}: {{Pod: "two", Name: "main"}},
 	}
@@ -101,15 +110,15 @@ func TestUsageOfShares(t *testing.T) {
 		claims     []holding.Record
 		containers Containers
 		processes  []gpu.Process
-		users      map[int]User
+		users      map[int]containers.User
 		server     bool // the driver counts the utilization of MPS clients as the server's
 		noRates    bool // the GPU's utilization is unknown
 		want       string
 	}{
 		"the processes of a container, an idle container, another claim, and an MPS server": {
-			claims: []holding.Record{a, b}, containers: containers,
+			claims: []holding.Record{a, b}, containers: known,
 			processes: []gpu.Process{process(1, gib, 0.25, true), process(2, gib, 0.125, true), process(3, 3*gib, 0, true), process(9, gib, 0, false)},
-			users:     map[int]User{1: one("main", "a"), 2: one("main", "a"), 3: {PodUID: "2", Container: "main", Claims: []string{"b"}}},
+			users:     map[int]containers.User{1: one("main", "a"), 2: one("main", "a"), 3: {PodUID: "2", Container: "main", Claims: []string{"b"}}},
 			want: `
 largest a one/main 1073741824
 largest a one/sidecar 0
@@ -123,15 +132,15 @@ utilization b two/main 0
 `,
 		},
 		"utilization that the driver counts as the server's": {
-			claims: []holding.Record{a}, containers: containers, server: true,
+			claims: []holding.Record{a}, containers: known, server: true,
 			processes: []gpu.Process{process(1, gib, 0, true), process(9, gib, 0.9, false)},
-			users:     map[int]User{1: one("main", "a")},
+			users:     map[int]containers.User{1: one("main", "a")},
 			want:      "largest a one/main 1073741824\nlargest a one/sidecar 0\nmemory a one/main 1073741824\nmemory a one/sidecar 0\n",
 		},
 		"time-sliced": {
 			claims: []holding.Record{replica}, server: true,
 			processes: []gpu.Process{process(1, gib, 0.5, false)},
-			users:     map[int]User{1: one("main", "r")},
+			users:     map[int]containers.User{1: one("main", "r")},
 			want:      "memory r one/main 1073741824\nutilization r one/main 0.5\n",
 		},
 		"idle, with a kubelet that names no containers": {
@@ -140,36 +149,36 @@ utilization b two/main 0
 		},
 		"a pod that came after the claim was prepared": {
 			claims: []holding.Record{replica}, processes: []gpu.Process{process(1, gib, 0.5, false)},
-			users: map[int]User{1: {PodUID: "7", Container: "main", Claims: []string{"r"}}},
+			users: map[int]containers.User{1: {PodUID: "7", Container: "main", Claims: []string{"r"}}},
 			want:  "memory r one/ 0\nmemory r pod-7/main 1073741824\nutilization r one/ 0\nutilization r pod-7/main 0.5\n",
 		},
 		"a container whose claims can't be seen": {
 			claims: []holding.Record{replica, b}, processes: []gpu.Process{process(1, gib, 0.5, false)},
 			containers: Containers{{Namespace: "team", Name: "b"}: {{Pod: "two", Name: "main"}}},
-			users:      map[int]User{1: one("")},
+			users:      map[int]containers.User{1: one("")},
 			want:       "largest b two/main 0\nmemory b two/main 0\nmemory r one/ 1073741824\nutilization b two/main 0\nutilization r one/ 0.5\n",
 		},
 		"two shares of one GPU in one container": {
-			claims: []holding.Record{both}, containers: containers,
+			claims: []holding.Record{both}, containers: known,
 			processes: []gpu.Process{process(1, gib, 0.5, true)},
-			users:     map[int]User{1: one("main", "a")},
+			users:     map[int]containers.User{1: one("main", "a")},
 			want:      "largest a one/sidecar 0\nlargest a one/sidecar 0\nmemory a one/sidecar 0\nmemory a one/sidecar 0\nutilization a one/sidecar 0\nutilization a one/sidecar 0\n",
 		},
 		"memory and utilization unknown": {
 			claims: []holding.Record{replica}, noRates: true,
 			processes: []gpu.Process{{PID: 1}},
-			users:     map[int]User{1: one("main", "r")},
+			users:     map[int]containers.User{1: one("main", "r")},
 		},
 		"processes unknown": {claims: []holding.Record{replica}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := collector(test.containers, nil)
-			c.cfg.Claims = func() []holding.Record { return test.claims }
+			c := collector(test.containers)
+			c.cfg.Containers, c.at.claims = marks, test.claims
 			r := Reading{Usage: gpu.Usage{Utilization: new(0.5), Processes: test.processes}, Users: test.users, AttributesMPS: !test.server}
 			if test.noRates {
 				r.Utilization = nil
 			}
-			c.cfg.Readings = func() map[gpu.UUID]Reading { return map[gpu.UUID]Reading{shared: r} }
+			c.at.readings = map[gpu.UUID]Reading{shared: r}
 			if got := sharesOf(t, c); got != strings.TrimPrefix(test.want, "\n") {
 				t.Errorf("got:\n%swant:\n%s", got, test.want)
 			}
@@ -178,7 +187,7 @@ utilization b two/main 0
 }
 
 // sharesOf returns the usage of shares, a line each: "memory (largest, utilization) CLAIM POD/CONTAINER VALUE".
-func sharesOf(t *testing.T, c *Collector) string {
+func sharesOf(t *testing.T, c prometheus.Collector) string {
 	t.Helper()
 	families, err := registryOf(c).Gather()
 	if err != nil {
