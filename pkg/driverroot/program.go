@@ -135,6 +135,16 @@ func IgnoreWaitDelay(err error) error {
 	return err
 }
 
+// OneLine returns a program's output on one line, shortened, for an error.
+func OneLine(out string) string {
+	const most = 400
+	s := strings.Join(strings.Fields(strings.ToValidUTF8(out, "�")), " ")
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}
+
 // programDirs returns the possible directories of the driver's programs, with the driver root
 // at a path: those of a tree that the library is in, those of the places that have the library,
 // which may be outside of the driver root, and the usual ones.

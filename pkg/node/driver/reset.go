@@ -44,9 +44,9 @@ func reset(ctx context.Context, smi SMIFunc, uuid gpu.UUID, within time.Duration
 	if err == nil {
 		return nil
 	}
-	reason := oneLine(out)
+	reason := driverroot.OneLine(out)
 	if m := refusal.FindStringSubmatch(out); m != nil {
-		reason = oneLine(m[1])
+		reason = driverroot.OneLine(m[1])
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -64,16 +64,6 @@ func reset(ctx context.Context, smi SMIFunc, uuid gpu.UUID, within time.Duration
 // refusal is the line of nvidia-smi about a GPU that it doesn't reset:
 // "  GPU 00000000:C1:00.0: In use by another client".
 var refusal = regexp.MustCompile(`(?m)^\s*GPU \S+: (\S.*?)\s*$`)
-
-// oneLine returns a program's output on one line, shortened, for an error.
-func oneLine(out string) string {
-	const most = 400
-	s := strings.Join(strings.Fields(strings.ToValidUTF8(out, "�")), " ")
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "") + "…"
-	}
-	return s
-}
 
 // takeOrder carries out an order that waits, or returns it if NVML has to be closed for it.
 // rest is why an earlier session can't be closed.

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
@@ -163,7 +164,7 @@ var policyLine = regexp.MustCompile(`(?m)^\|\s+\d+\s+Timeslice\s+(\S[^|\n]*?)\s*
 func parseTimeSlice(out string) (string, error) {
 	lines := policyLine.FindAllStringSubmatch(out, -1)
 	if len(lines) != 1 {
-		return "", fmt.Errorf("nvidia-smi compute-policy --list has %d time slices, want one: %s", len(lines), oneLine(out))
+		return "", fmt.Errorf("nvidia-smi compute-policy --list has %d time slices, want one: %s", len(lines), driverroot.OneLine(out))
 	}
 	interval := lines[0][1]
 	if _, ok := intervalNumber(interval); !ok {
@@ -180,18 +181,8 @@ func explainSMI(uuid gpu.UUID, out string, err error) error {
 	}
 	for _, cannot := range []string{"not supported", "not recognized", "unrecognized", "invalid combination"} {
 		if strings.Contains(strings.ToLower(out), cannot) {
-			return fmt.Errorf("%w (nvidia-smi compute-policy says: %s)", errNoTimeSlices, oneLine(out))
+			return fmt.Errorf("%w (nvidia-smi compute-policy says: %s)", errNoTimeSlices, driverroot.OneLine(out))
 		}
 	}
-	return fmt.Errorf("nvidia-smi compute-policy -i %s: %w: %s", uuid, err, oneLine(out))
-}
-
-// oneLine returns a program's output on one line, shortened, for an error.
-func oneLine(out string) string {
-	const most = 300
-	s := strings.Join(strings.Fields(out), " ")
-	if len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "") + "…"
-	}
-	return s
+	return fmt.Errorf("nvidia-smi compute-policy -i %s: %w: %s", uuid, err, driverroot.OneLine(out))
 }

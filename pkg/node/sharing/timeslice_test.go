@@ -52,8 +52,8 @@ func TestExplainSMI(t *testing.T) {
 	if err := explainSMI("GPU-1", "Not Supported", nil); err != nil {
 		t.Errorf("got %v", err)
 	}
-	if got := oneLine(strings.Repeat("é\n", 1000)); len(got) > 310 {
-		t.Errorf("%d bytes of output in an error", len(got))
+	if err := explainSMI("GPU-1", strings.Repeat("é\n", 1000), failed); len(err.Error()) > 500 || strings.Contains(err.Error(), "\n") {
+		t.Errorf("%d bytes in an error: %v", len(err.Error()), err)
 	}
 }
 
