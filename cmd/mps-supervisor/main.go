@@ -36,7 +36,7 @@ func main() {
 }
 
 func command() *cobra.Command {
-	cfg := supervisor.Config{Step: failpoint.Step()}
+	cfg := supervisor.Config{Steps: failpoint.FromEnvironment()}
 	logging := logsapi.NewLoggingConfiguration()
 	cmd := &cobra.Command{
 		Use:   "mps-supervisor",

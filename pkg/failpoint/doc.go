@@ -3,8 +3,8 @@
 // was built with the tag failpoints, whose environment names the step in
 // TESSERA_FAILPOINT.
 //
-// pkg/node and cmd/mps-supervisor pass Step to every part that has steps. A part
-// names a step where it calls Step: right after an effect that a crash could leave
+// pkg/node and cmd/mps-supervisor give Steps to every part that has steps. A part
+// names a step where it calls Reached: right after an effect that a crash could leave
 // incomplete. A name is used once in a program.
 package failpoint
 

@@ -2,5 +2,5 @@
 
 package failpoint
 
-// Step returns nil.
-func Step() func(string) { return nil }
+// FromEnvironment returns nil.
+func FromEnvironment() *Steps { return nil }

@@ -11,10 +11,10 @@ import (
 	"syscall"
 )
 
-// Step returns what kills the process, as kill -9 does, after the step that
-// the environment names, and writes down all steps until then if the
+// FromEnvironment returns Steps that kill the process, as kill -9 does, after the step that
+// the environment names, and write down all steps until then if the
 // environment says where.
-func Step() func(string) {
+func FromEnvironment() *Steps {
 	name, nth := target(os.Getenv(Variable))
 	record := func(string) {}
 	if path := os.Getenv(RecordVariable); path != "" {
@@ -22,7 +22,7 @@ func Step() func(string) {
 	}
 	var mu sync.Mutex
 	seen := 0
-	return func(step string) {
+	return Call(func(step string) {
 		mu.Lock()
 		defer mu.Unlock()
 		record(step)
@@ -33,7 +33,7 @@ func Step() func(string) {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {} // the signal is on its way
 		}
-	}
+	})
 }
 
 // target reads "step" or "step#2".

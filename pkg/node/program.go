@@ -77,8 +77,8 @@ type program struct {
 	failed *flowcontrol.Backoff
 	// podUID is nil until it is known whether the kubelet supports handovers.
 	podUID *types.UID
-	// step is called after each step of a handover, for crash tests.
-	step func(string)
+	// steps, which may be nil, are told of each step of a handover, for crash tests.
+	steps *failpoint.Steps
 }
 
 func newProgram(cfg Config) (*program, error) {
@@ -92,10 +92,7 @@ func newProgram(cfg Config) (*program, error) {
 	}
 	p := &program{
 		cfg: cfg, api: api, client: client, opener: driver.NewOpener(driverroot.NewHost(cfg.HostRoot), cfg.DriverRoot),
-		idle: newRegistry(), failed: newFailures(), step: failpoint.Step(),
-	}
-	if p.step == nil {
-		p.step = func(string) {}
+		idle: newRegistry(), failed: newFailures(), steps: failpoint.FromEnvironment(),
 	}
 	p.enter(stage{state: waiting, unready: errNotActing})
 	return p, nil
@@ -263,7 +260,7 @@ func (p *program) ask(ctx context.Context, before error) (_ tenure, err error) {
 	if err != nil {
 		return tenure{}, errors.Join(err, p.opener.CloseAhead())
 	}
-	p.step("handover.taken")
+	p.steps.Reached("handover.taken")
 	return tenure{dir: dir, tookOver: true, predecessor: granted.PodUID}, nil
 }
 
@@ -349,7 +346,7 @@ func (p *program) handOver(ctx context.Context, plugin *plugin, to *handover.Acc
 	} else {
 		logger.Info("Handed over to another plugin, passing the kubelet's calls on to it", "node", p.cfg.NodeName, "podUID", to.PodUID, "duration", time.Since(began))
 	}
-	p.step("handover.given")
+	p.steps.Reached("handover.given")
 	return nil
 }
 
@@ -369,11 +366,11 @@ func (p *program) release(ctx context.Context, plugin *plugin, service string) e
 	if err := plugin.kubelet.HandOver(ctx, service); err != nil {
 		return err
 	}
-	p.step("handover.drained")
+	p.steps.Reached("handover.drained")
 	if err := plugin.endWork(ctx); err != nil {
 		return err
 	}
-	p.step("handover.stopped")
+	p.steps.Reached("handover.stopped")
 	return plugin.journal.Close()
 }
 

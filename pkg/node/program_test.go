@@ -37,7 +37,7 @@ func requestOf(pod types.UID) handover.Request {
 
 // idleProgram is a program whose plugins get requests with requestOf.
 func idleProgram() *program {
-	return &program{cfg: Config{NodeName: "node-a", PodUID: "pod", KubeletRoot: "/var/lib/kubelet"}, idle: newRegistry(), failed: newFailures(), step: func(string) {}}
+	return &program{cfg: Config{NodeName: "node-a", PodUID: "pod", KubeletRoot: "/var/lib/kubelet"}, idle: newRegistry(), failed: newFailures()}
 }
 
 func TestHandoverIsRefused(t *testing.T) {

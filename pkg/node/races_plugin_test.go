@@ -14,6 +14,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
@@ -125,7 +126,7 @@ func (p *process) start() error {
 	if err != nil {
 		return err
 	}
-	if p.journal, err = journal.Open(p.dir.Journal(), p.step); err != nil {
+	if p.journal, err = journal.Open(p.dir.Journal(), failpoint.Call(p.step)); err != nil {
 		return err
 	}
 	p.closeAtEnd(p.journal)
@@ -165,13 +166,13 @@ func (p *process) wire(marks *containers.Containers) error {
 	}
 	known.Found(gpu.Node{Name: "node-0", GPUs: gpus})
 	known.SawNode(true, "")
-	p.partitions = partition.New(partition.Config{Journal: p.journal, Specs: p.specs, Facts: known, BootID: p.bootID, Step: p.step})
+	p.partitions = partition.New(partition.Config{Journal: p.journal, Specs: p.specs, Facts: known, BootID: p.bootID, Steps: failpoint.Call(p.step)})
 	prepared, err := p.specs.Claims()
 	if err != nil {
 		return err
 	}
 	p.sharing = sharing.New(sharing.Config{
-		Journal: p.journal, BootID: p.bootID, Prepared: prepared, Daemons: daemons{p}, ExclusiveProcess: true, Step: p.step,
+		Journal: p.journal, BootID: p.bootID, Prepared: prepared, Daemons: daemons{p}, ExclusiveProcess: true, Steps: failpoint.Call(p.step),
 	})
 	writers, err := newWriters(known)
 	if err != nil {
@@ -182,7 +183,7 @@ func (p *process) wire(marks *containers.Containers) error {
 	p.preparer = prepare.New(prepare.Config{
 		Journal: p.journal, Facts: known, Containers: marks, Partitions: p.partitions, Sharing: p.sharing, Specs: p.specs,
 		Events: writers.events, Statuses: writers.statuses, Reporter: writers.reporter, Cluster: server, Version: server,
-		Driver: gpu.DriverName, Pool: "node-0", BootID: p.bootID, Step: p.step,
+		Driver: gpu.DriverName, Pool: "node-0", BootID: p.bootID, Steps: failpoint.Call(p.step),
 	})
 	p.partitions.SetHardware(hardware{session.Session, p})
 	p.sharing.SetHardware(hardware{session.Session, p}, p.smi)

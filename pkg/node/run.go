@@ -111,7 +111,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 	p.statuses = claimstatus.New(p.client, gpu.DriverName, cfg.NodeName)
 	p.facts = facts.New(cfg.NodeName)
 	p.partitions = partition.New(partition.Config{
-		Journal: p.journal, Specs: p.specs, Facts: p.facts, BootID: bootID, Registerer: p.metrics, Step: failpoint.Step(),
+		Journal: p.journal, Specs: p.specs, Facts: p.facts, BootID: bootID, Registerer: p.metrics, Steps: failpoint.FromEnvironment(),
 	})
 	daemons, err := mps.Dial(cfg.MPSSocket)
 	if err != nil {
@@ -126,7 +126,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 		Journal: p.journal, Daemons: daemons, BootID: bootID, Prepared: prepared, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
 		Registerer: p.metrics, ConditionsChanged: p.facts.RereadGPUs,
 		DaemonFaultsChanged: func() { wake(faultsChanged) },
-		Warn:                p.events.WarnHolder, Step: failpoint.Step(),
+		Warn:                p.events.WarnHolder, Steps: failpoint.FromEnvironment(),
 	})
 	p.reporter, err = report.New(report.Config{
 		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: by.api,
@@ -139,7 +139,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 		Journal: p.journal, Facts: p.facts, Containers: p.containers, Partitions: p.partitions, Sharing: p.sharing, Specs: p.specs,
 		Events: p.events, Statuses: p.statuses, Reporter: p.reporter,
 		Cluster: draclient.New(p.client), Version: discovery.ToServerVersionInterfaceWithContext(p.client.Discovery()),
-		Driver: gpu.DriverName, Pool: cfg.NodeName, BootID: bootID, Registerer: p.metrics, Step: failpoint.Step(),
+		Driver: gpu.DriverName, Pool: cfg.NodeName, BootID: bootID, Registerer: p.metrics, Steps: failpoint.FromEnvironment(),
 	})
 	p.health = healthmonitor.New(healthmonitor.Config{
 		NodeName: cfg.NodeName, BootID: bootID, Client: p.client, Journal: p.journal, Facts: p.facts, Containers: p.containers,
@@ -152,7 +152,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 			NodeName: cfg.NodeName, Journal: p.journal, Partitions: p.partitions, Sharing: p.sharing, Preparer: p.preparer,
 			Health: p.health, Readings: p.readings,
 		},
-		BootID: bootID, Opener: by.opener, Specs: p.specs, Facts: p.facts, Step: failpoint.Step(), Registerer: p.metrics,
+		BootID: bootID, Opener: by.opener, Specs: p.specs, Facts: p.facts, Steps: failpoint.FromEnvironment(), Registerer: p.metrics,
 	})
 	devices := deviceHealth{pool: cfg.NodeName, journal: p.journal, facts: p.facts, outdated: p.facts.Outdated}
 	p.kubelet = kubelet.New(kubelet.Config{
@@ -183,7 +183,7 @@ func (p *plugin) openState(host driverroot.Host) error {
 	} else {
 		klog.Background().Info("Container runtimes start the hook program", "node", p.cfg.NodeName, "path", hook)
 	}
-	if p.journal, err = journal.Open(p.dir.Journal(), failpoint.Step()); err != nil {
+	if p.journal, err = journal.Open(p.dir.Journal(), failpoint.FromEnvironment()); err != nil {
 		return err
 	}
 	if p.containers, err = containers.New(p.dir.Marks(), host); err != nil {

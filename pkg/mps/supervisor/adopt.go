@@ -69,7 +69,7 @@ func (s *Supervisor) takeOver(ctx context.Context, r mps.Record) {
 	for _, p := range users(at.pipe()) { // the daemon and its server
 		protect(p.pid) // the supervisor may have crashed before it did
 	}
-	s.cfg.Step("adopt.known")
+	s.cfg.Steps.Reached("adopt.known")
 	s.set(r.Daemon.Name, func(d *daemon) { d.unsure = true })
 	s.running(ctx, r)
 }
@@ -84,7 +84,7 @@ func (s *Supervisor) abandon(ctx context.Context, name string, why error) {
 		logger.Error(err, "Can't rename the record of an MPS daemon")
 		return
 	}
-	s.cfg.Step("adopt.aside")
+	s.cfg.Steps.Reached("adopt.aside")
 	s.discard(ctx, name)
 }
 

@@ -85,7 +85,7 @@ func (s *Supervisor) setLimits(ctx context.Context, name string) error {
 	if err := at.admit(); err != nil {
 		return err
 	}
-	s.cfg.Step("adopt.limited")
+	s.cfg.Steps.Reached("adopt.limited")
 	s.set(name, func(d *daemon) { d.unsure = false })
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/mps"
 )
 
@@ -23,9 +24,9 @@ type Config struct {
 	MetricsAddress string
 	// HealthAddress is where /healthz and /readyz are served; empty: nowhere.
 	HealthAddress string
-	// Step, when set, is called after each effect that a crash could leave alone;
+	// Steps, which may be nil, are told of each effect that a crash could leave alone;
 	// tests stop there.
-	Step func(string) `json:"-"`
+	Steps *failpoint.Steps `json:"-"`
 }
 
 // AddFlags adds the flags.

@@ -75,11 +75,11 @@ func (s *Supervisor) changeLimits(ctx context.Context, r mps.Record, want mps.Da
 	if err := writeRecord(at.record(), r); err != nil {
 		return err
 	}
-	s.cfg.Step("change.recorded")
+	s.cfg.Steps.Reached("change.recorded")
 	if err := s.driver.change(ctx, want, at); err != nil {
 		return fmt.Errorf("set its limits: %w", err)
 	}
-	s.cfg.Step("change.set")
+	s.cfg.Steps.Reached("change.set")
 	s.set(want.Name, func(d *daemon) { d.record, d.unsure = r, false })
 	return nil
 }
@@ -127,12 +127,12 @@ func (s *Supervisor) start(ctx context.Context, r mps.Record) error {
 	}
 	if err == nil {
 		watch.done("limits")
-		s.cfg.Step("start.limited")
+		s.cfg.Steps.Reached("start.limited")
 		err = at.admit() // not before it has its limits
 	}
 	if err == nil {
 		watch.done("admit")
-		s.cfg.Step("start.admitted")
+		s.cfg.Steps.Reached("start.admitted")
 		s.running(ctx, r)
 		return nil
 	}
@@ -147,12 +147,12 @@ func (s *Supervisor) launch(ctx context.Context, r *mps.Record, at place, watch 
 	if err != nil {
 		return err
 	}
-	s.cfg.Step("start.made")
+	s.cfg.Steps.Reached("start.made")
 	if err := writeRecord(at.record(), *r); err != nil {
 		return err
 	}
 	watch.done("record")
-	s.cfg.Step("start.recorded")
+	s.cfg.Steps.Reached("start.recorded")
 	if !fresh {
 		if err := killUsers(ctx, at.pipe()); err != nil {
 			return err
@@ -162,13 +162,13 @@ func (s *Supervisor) launch(ctx context.Context, r *mps.Record, at place, watch 
 		return err
 	}
 	watch.done("clean")
-	s.cfg.Step("start.cleaned")
+	s.cfg.Steps.Reached("start.cleaned")
 	pid, err := s.driver.start(ctx, r.Daemon, at)
 	if err != nil {
 		return err
 	}
 	watch.done("launch")
-	s.cfg.Step("start.launched")
+	s.cfg.Steps.Reached("start.launched")
 	start, ok := startOf(pid)
 	if !ok {
 		return withLog(errors.New("it ended as soon as it had started"), at)
@@ -177,7 +177,7 @@ func (s *Supervisor) launch(ctx context.Context, r *mps.Record, at place, watch 
 	if err := writeRecord(at.record(), *r); err != nil {
 		return err
 	}
-	s.cfg.Step("start.known")
+	s.cfg.Steps.Reached("start.known")
 	return nil
 }
 
@@ -333,7 +333,7 @@ func (s *Supervisor) stop(ctx context.Context, name string, begun func()) error 
 		})
 		switch {
 		case err == nil:
-			s.cfg.Step("stop.recorded")
+			s.cfg.Steps.Reached("stop.recorded")
 			begun()
 		case !errors.Is(err, fs.ErrNotExist):
 			// Where there is no room left, stopping makes some. After a crash now the daemon
@@ -359,7 +359,7 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 		return err
 	}
 	watch.done("end")
-	s.cfg.Step("stop.ended")
+	s.cfg.Steps.Reached("stop.ended")
 	all, err := hostGroups()
 	if err != nil && !errors.Is(err, errNoPod) { // then none was made
 		return err
@@ -369,7 +369,7 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 	if err := removeGroups(emptied, all, name); err != nil {
 		return err
 	}
-	s.cfg.Step("stop.ungrouped")
+	s.cfg.Steps.Reached("stop.ungrouped")
 	if err := at.unmountShm(); err != nil {
 		return err
 	}
@@ -378,7 +378,7 @@ func (s *Supervisor) remove(ctx context.Context, name string) error {
 	}
 	s.driver.unfurnish(at)
 	watch.done("remove")
-	s.cfg.Step("stop.removed")
+	s.cfg.Steps.Reached("stop.removed")
 	s.forget(name)
 	return nil
 }

@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 )
 
 // The test's program is also the supervisor's, and a double of
@@ -70,7 +72,7 @@ func supervise(text string) error {
 	name, times, _ := strings.Cut(os.Getenv("TEST_FAILPOINT"), "#")
 	left, _ := strconv.Atoi(times)
 	var mu sync.Mutex
-	cfg.Step = func(step string) {
+	cfg.Steps = failpoint.Call(func(step string) {
 		mu.Lock()
 		defer mu.Unlock()
 		fmt.Println(step)
@@ -80,7 +82,7 @@ func supervise(text string) error {
 				select {}
 			}
 		}
-	}
+	})
 	s, err := New(cfg)
 	if err != nil {
 		return err

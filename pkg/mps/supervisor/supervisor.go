@@ -82,9 +82,6 @@ func New(cfg Config) (*Supervisor, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Step == nil {
-		cfg.Step = func(string) {}
-	}
 	revision, err := firstRevision()
 	if err != nil {
 		return nil, err

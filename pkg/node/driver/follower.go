@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -28,7 +29,7 @@ const (
 	RecoverWithin = 15 * time.Second
 )
 
-// Config has the parts and settings of a Follower. All but Step and Registerer are required.
+// Config has the parts and settings of a Follower. All but Steps and Registerer are required.
 type Config struct {
 	Parts
 
@@ -41,8 +42,8 @@ type Config struct {
 	// Facts are set after each reading, without the partitions that are created for
 	// claims.
 	Facts *facts.Facts
-	// Step is called after each step of a reset, for crash tests.
-	Step func(string)
+	// Steps, which may be nil, are told of each step of a reset, for crash tests.
+	Steps *failpoint.Steps
 	// Registerer, which may be nil, is for metrics.
 	Registerer prometheus.Registerer
 }
@@ -83,9 +84,6 @@ type Follower struct {
 
 // New builds a Follower that has not looked for a driver yet.
 func New(c Config) *Follower {
-	if c.Step == nil {
-		c.Step = func(string) {}
-	}
 	registerMetrics(c.Registerer, c.Facts)
 	return &Follower{
 		cfg: c, first: make(chan struct{}), seen: seen{journal: c.Journal, bootID: c.BootID},

@@ -124,7 +124,7 @@ func (f *Follower) whileClosed(ctx context.Context, c *closed) {
 func (f *Follower) reset(ctx context.Context, smi SMIFunc, uuid gpu.UUID) error {
 	f.resetting.Lock()
 	defer f.resetting.Unlock()
-	f.cfg.Step("reset.closed")
-	defer f.cfg.Step("reset.done")
+	f.cfg.Steps.Reached("reset.closed")
+	defer f.cfg.Steps.Reached("reset.done")
 	return reset(ctx, smi, uuid, resetWithin)
 }

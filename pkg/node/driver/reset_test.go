@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/nvml"
@@ -18,11 +19,11 @@ import (
 // closed.
 func (f *fixture) awaitsClosed() <-chan struct{} {
 	closed := make(chan struct{}, 10)
-	f.Step = func(step string) {
+	f.Steps = failpoint.Call(func(step string) {
 		if step == "reset.closed" {
 			closed <- struct{}{}
 		}
-	}
+	})
 	return closed
 }
 

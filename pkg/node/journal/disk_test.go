@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/files/filestest"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
@@ -106,12 +107,12 @@ func TestRenamedRecordOfANewerVersion(t *testing.T) {
 func killAt(t *testing.T, dir, step string, do func(*journal.Journal)) {
 	t.Helper()
 	killed := false
-	j, err := journal.Open(dir, func(s string) {
+	j, err := journal.Open(dir, failpoint.Call(func(s string) {
 		if s == step {
 			killed = true
 			runtime.Goexit()
 		}
-	})
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}

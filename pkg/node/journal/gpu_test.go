@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -173,7 +174,7 @@ func TestPutGPUIsAllOrNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "journal")
 	want := made(gpu0)
 	var steps []string
-	j, err := journal.Open(dir, func(step string) {
+	j, err := journal.Open(dir, failpoint.Call(func(step string) {
 		steps = append(steps, step)
 		snapshot := filepath.Join(t.TempDir(), "snapshot")
 		if err := os.CopyFS(snapshot, os.DirFS(dir)); err != nil {
@@ -184,7 +185,7 @@ func TestPutGPUIsAllOrNothing(t *testing.T) {
 		if len(after.UnreadableGPUs()) > 0 || (there && !cmp.Equal(got, want)) {
 			t.Errorf("after %s: got %v and unreadable %v", step, got, after.UnreadableGPUs())
 		}
-	})
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}

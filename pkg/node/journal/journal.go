@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
@@ -61,10 +62,7 @@ type Journal struct {
 //
 // step, which may be nil, is called with the name of each step of a write
 // after the step; crash tests stop there.
-func Open(dir string, step func(string)) (*Journal, error) {
-	if step == nil {
-		step = func(string) {}
-	}
+func Open(dir string, steps *failpoint.Steps) (*Journal, error) {
 	if err := files.MakeDir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the journal's directory: %w", err)
 	}
@@ -74,11 +72,11 @@ func Open(dir string, step func(string)) (*Journal, error) {
 	}
 	j := &Journal{
 		lock:     d,
-		claims:   newStore[holding.Record](dir, "claim", "journal.", true, step),
-		gpus:     newStore[holding.GPURecord](filepath.Join(dir, gpuDir), "GPU", "journal.gpu.", false, step),
-		settings: newStore[holding.Settings](filepath.Join(dir, settingsDir), "the settings of GPU", "journal.settings.", false, step),
-		health:   newStore[holding.Health](filepath.Join(dir, healthDir), "the health of GPU", "journal.health.", true, step),
-		seen:     newStore[holding.Seen](filepath.Join(dir, seenDir), "the node's", "journal.seen.", true, step),
+		claims:   newStore[holding.Record](dir, "claim", "journal.", true, steps),
+		gpus:     newStore[holding.GPURecord](filepath.Join(dir, gpuDir), "GPU", "journal.gpu.", false, steps),
+		settings: newStore[holding.Settings](filepath.Join(dir, settingsDir), "the settings of GPU", "journal.settings.", false, steps),
+		health:   newStore[holding.Health](filepath.Join(dir, healthDir), "the health of GPU", "journal.health.", true, steps),
+		seen:     newStore[holding.Seen](filepath.Join(dir, seenDir), "the node's", "journal.seen.", true, steps),
 		phases:   map[string]holding.Phase{},
 	}
 	if err := j.lockAndLoad(); err != nil {

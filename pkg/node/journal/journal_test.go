@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -329,7 +330,7 @@ func TestPutIsAllOrNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	var steps []string
-	j, err := journal.Open(dir, func(step string) {
+	j, err := journal.Open(dir, failpoint.Call(func(step string) {
 		steps = append(steps, step)
 		snapshot := filepath.Join(t.TempDir(), "snapshot")
 		if err := os.CopyFS(snapshot, os.DirFS(dir)); err != nil {
@@ -340,7 +341,7 @@ func TestPutIsAllOrNothing(t *testing.T) {
 		if len(after.Claims().Unreadable()) > 0 || (!cmp.Equal(got.Record, old) && !cmp.Equal(got.Record, changed)) {
 			t.Errorf("after %s: got %v and unreadable %v", step, got, after.Claims().Unreadable())
 		}
-	})
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}

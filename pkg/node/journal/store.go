@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/files"
 )
 
@@ -44,7 +45,7 @@ type store[R record] struct {
 	kind string
 	// prefix of the steps' names, which are the same with and without sync.
 	prefix string
-	step   func(string)
+	steps  *failpoint.Steps
 	// sync: the records have to survive that the machine goes down. Where they
 	// are worth nothing then, it is enough that the kernel has them.
 	sync bool
@@ -57,8 +58,8 @@ type store[R record] struct {
 	doubtful map[string]R
 }
 
-func newStore[R record](dir, kind, prefix string, sync bool, step func(string)) *store[R] {
-	return &store[R]{dir: dir, kind: kind, prefix: prefix, sync: sync, step: step, records: map[string]R{}, unreadable: map[string]file[R]{}, doubtful: map[string]R{}}
+func newStore[R record](dir, kind, prefix string, sync bool, steps *failpoint.Steps) *store[R] {
+	return &store[R]{dir: dir, kind: kind, prefix: prefix, sync: sync, steps: steps, records: map[string]R{}, unreadable: map[string]file[R]{}, doubtful: map[string]R{}}
 }
 
 func (s *store[R]) get(key string) (R, bool) {
@@ -132,7 +133,7 @@ func (s *store[R]) write(r R) error {
 	if err := s.syncDir(s.dir); err != nil {
 		return err
 	}
-	s.step(s.prefix + "put.durable")
+	s.steps.Reached(s.prefix + "put.durable")
 	if err := s.removeRenamed(r.Key()); err != nil {
 		return err
 	}
@@ -155,20 +156,20 @@ func (s *store[R]) replace(r R, data []byte) error {
 	if err := files.Replace(s.path(name), temp, err); err != nil {
 		return err
 	}
-	s.step(s.prefix + "put.renamed")
+	s.steps.Reached(s.prefix + "put.renamed")
 	return nil
 }
 
 // fill writes and syncs the file.
 func (s *store[R]) fill(f *os.File, data []byte) error {
-	s.step(s.prefix + "put.created")
+	s.steps.Reached(s.prefix + "put.created")
 	_, err := f.Write(data)
 	if err == nil {
-		s.step(s.prefix + "put.written")
+		s.steps.Reached(s.prefix + "put.written")
 		err = s.syncFile(f)
 	}
 	if err == nil {
-		s.step(s.prefix + "put.synced")
+		s.steps.Reached(s.prefix + "put.synced")
 	}
 	return err
 }
@@ -197,11 +198,11 @@ func (s *store[R]) unlink(key string) error {
 			return err
 		}
 	}
-	s.step(s.prefix + "delete.unlinked")
+	s.steps.Reached(s.prefix + "delete.unlinked")
 	if err := s.syncDir(s.dir); err != nil {
 		return err
 	}
-	s.step(s.prefix + "delete.durable")
+	s.steps.Reached(s.prefix + "delete.durable")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.records, key)

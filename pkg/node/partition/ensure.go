@@ -116,7 +116,7 @@ func (v *visit) create(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 	if err := v.save(); err != nil {
 		return gpu.Instance{}, err
 	}
-	v.m.cfg.Step("partition.intended")
+	v.m.cfg.Steps.Reached("partition.intended")
 	if !wasOn {
 		if err := v.switchMode(ctx, true); err != nil {
 			return gpu.Instance{}, errors.Join(err, v.failed(p, err))
@@ -127,12 +127,12 @@ func (v *visit) create(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 		unsettled := v.failed(p, err)
 		return gpu.Instance{}, errors.Join(v.explain(err), unsettled)
 	}
-	v.m.cfg.Step("partition.created")
+	v.m.cfg.Steps.Reached("partition.created")
 	v.ours[v.ownIndex(p)].instance = &made
 	if err := v.save(); err != nil {
 		return gpu.Instance{}, err
 	}
-	v.m.cfg.Step("partition.made")
+	v.m.cfg.Steps.Reached("partition.made")
 	return made, nil
 }
 

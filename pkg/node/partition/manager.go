@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tessera-dra/tessera/pkg/agenda"
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
@@ -54,9 +55,8 @@ type Config struct {
 	Registerer prometheus.Registerer
 	// Facts are to be read again after what Conditions returns has changed.
 	Facts *facts.Facts
-	// Step, which may be nil, is called with the name of each step after the
-	// step; crash tests stop there.
-	Step func(step string)
+	// Steps, which may be nil, are told of each step after it; crash tests stop there.
+	Steps *failpoint.Steps
 }
 
 // Manager makes and destroys partitions. Its methods may be called from
@@ -90,9 +90,6 @@ type onGPU struct {
 
 // New builds a Manager without hardware.
 func New(c Config) *Manager {
-	if c.Step == nil {
-		c.Step = func(string) {}
-	}
 	return &Manager{
 		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), metrics: newMetrics(c.Registerer, c.Journal),
 		keepWarm: map[gpu.UUID]time.Duration{}, gpus: map[gpu.UUID]*onGPU{},

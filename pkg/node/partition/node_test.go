@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
@@ -38,14 +39,14 @@ func newNode(t testing.TB, hw *hardware) *node {
 
 func start(t testing.TB, hw *hardware, dir, boot string, step func(string)) *node {
 	t.Helper()
-	j, err := journal.Open(dir, step)
+	j, err := journal.Open(dir, failpoint.Call(step))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
 	n := &node{hw: hw, journal: j, dir: dir}
 	n.Manager = partition.New(partition.Config{
-		Journal: j, Specs: cdi.New(cdi.Config{}), Facts: facts.New("node-0"), BootID: boot, Step: step, Registerer: prometheus.NewRegistry(),
+		Journal: j, Specs: cdi.New(cdi.Config{}), Facts: facts.New("node-0"), BootID: boot, Steps: failpoint.Call(step), Registerer: prometheus.NewRegistry(),
 	})
 	n.SetHardware(hw)
 	return n

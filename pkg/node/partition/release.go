@@ -57,7 +57,7 @@ func (m *Manager) Release(ctx context.Context, p gpu.Partition) (err error) {
 	if err := v.save(); err != nil {
 		return err
 	}
-	m.cfg.Step("partition.forgotten")
+	m.cfg.Steps.Reached("partition.forgotten")
 	return nil
 }
 

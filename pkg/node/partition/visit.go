@@ -296,7 +296,7 @@ func (v *visit) destroy(ctx context.Context, o own) error {
 		if err != nil && !v.isGone(err, o) {
 			return err
 		}
-		v.m.cfg.Step("partition.destroyed")
+		v.m.cfg.Steps.Reached("partition.destroyed")
 	}
 	v.forget(o.Partition)
 	return nil
@@ -326,7 +326,7 @@ func (v *visit) switchMode(ctx context.Context, on bool) error {
 	if err != nil {
 		return err
 	}
-	v.m.cfg.Step("partition.switched")
+	v.m.cfg.Steps.Reached("partition.switched")
 	v.mig.Enabled, v.mig.Pending, v.switched = on, on, on
 	return v.readSwitched()
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
 	"github.com/tessera-dra/tessera/pkg/node/claimstatus"
@@ -56,7 +57,7 @@ type fixture struct {
 // recovery.
 func start(t testing.TB, n *node, bootID string, step func(string)) *fixture {
 	t.Helper()
-	j, err := journal.Open(n.journal, step)
+	j, err := journal.Open(n.journal, failpoint.Call(step))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,15 +81,15 @@ func start(t testing.TB, n *node, bootID string, step func(string)) *fixture {
 	f.facts.Found(gpu.Node{Name: pool, GPUs: n.gpus})
 	marks := startContainers(t, n)
 	f.specs = cdi.New(cdi.Config{Dir: n.cdi, HookPath: hookPath, Host: host, Mark: marks.Mark})
-	f.partitions = partition.New(partition.Config{Journal: j, Specs: f.specs, Facts: f.facts, BootID: bootID, Step: step})
+	f.partitions = partition.New(partition.Config{Journal: j, Specs: f.specs, Facts: f.facts, BootID: bootID, Steps: failpoint.Call(step)})
 	f.sharing = sharing.New(sharing.Config{
-		Journal: j, BootID: bootID, Daemons: n.daemons, ExclusiveProcess: true, Step: step,
+		Journal: j, BootID: bootID, Daemons: n.daemons, ExclusiveProcess: true, Steps: failpoint.Call(step),
 	})
 	runUntilEnd(t, func(ctx context.Context) error { f.sharing.Watch(ctx); return nil })
 	f.Preparer = prepare.New(prepare.Config{
 		Journal: j, Facts: f.facts, Containers: marks, Partitions: f.partitions, Sharing: f.sharing, Specs: f.specs,
 		Events: f.events, Statuses: f.statuses, Reporter: f.reporter, Cluster: f.server, Version: f.server,
-		Driver: driver, Pool: pool, BootID: bootID, Registerer: f.metrics, Step: step,
+		Driver: driver, Pool: pool, BootID: bootID, Registerer: f.metrics, Steps: failpoint.Call(step),
 	})
 	f.partitions.SetHardware(hardware{n.sim.Session, n})
 	f.sharing.SetHardware(n.sim.Session, n.smi)

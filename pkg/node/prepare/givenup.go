@@ -45,7 +45,7 @@ func (p *Preparer) giveUp(ctx context.Context, c kubeletplugin.NamespacedObject,
 	if err := p.put(r); err != nil {
 		return err
 	}
-	p.cfg.Step("unprepare.givenup")
+	p.cfg.Steps.Reached("unprepare.givenup")
 	klog.FromContext(ctx).Info("Gave the claim up: its GPUs are lost, and its containers have not ended", "gpus", r.GPUs(), "reason", runs)
 	p.cfg.Events.WarnClaim(c, reasonInUse, fmt.Sprintf("containers that have the claim's devices (%s) still run on this node, and the GPUs are lost: the claim is unprepared, "+
 		"and no other claim gets the devices before these containers have ended or the driver was loaded again: %v", describeHoldings(r.Holdings), runs))

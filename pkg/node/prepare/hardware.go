@@ -79,7 +79,7 @@ func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (ma
 						return fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
 					}
 					instances[g.Base()] = instance
-					p.cfg.Step("prepare.made")
+					p.cfg.Steps.Reached("prepare.made")
 				}
 				mu.Lock()
 				made[g.Device] = gpu.Prepared{Device: g.DeviceHeld(), Instance: instance}
@@ -121,7 +121,7 @@ func (p *Preparer) join(ctx context.Context, r holding.Record, made map[gpu.Devi
 	if err != nil {
 		return nil, fmt.Errorf("set up what the claim shares: %w", err)
 	}
-	p.cfg.Step("prepare.joined")
+	p.cfg.Steps.Reached("prepare.joined")
 	return dirs, nil
 }
 

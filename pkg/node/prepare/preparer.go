@@ -18,6 +18,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/keylock"
@@ -54,9 +55,8 @@ type Config struct {
 	BootID string
 	// Registerer takes the metrics; nil for none.
 	Registerer prometheus.Registerer
-	// Step, which may be nil, is called with the name of each step after the
-	// step; crash tests stop there.
-	Step func(step string)
+	// Steps, which may be nil, are told of each step after it; crash tests stop there.
+	Steps *failpoint.Steps
 }
 
 // Preparer prepares and unprepares claims. Its methods may be called from
@@ -79,9 +79,6 @@ type Preparer struct {
 
 // New builds a Preparer; Recover has to run before the first Prepare.
 func New(c Config) *Preparer {
-	if c.Step == nil {
-		c.Step = func(string) {}
-	}
 	return &Preparer{
 		cfg: c, calls: newCalls(),
 		metrics: newMetrics(c.Registerer, c.Journal),
@@ -174,7 +171,7 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 		return r, false, nil, err
 	}
 	defer unlockGPUs()
-	p.cfg.Step("prepare.locked")
+	p.cfg.Steps.Reached("prepare.locked")
 	if r, before, err = p.recordClaim(want); err != nil {
 		defer unlock()
 		// holding.Claims.InUse may have counted the record until its write failed. A claim that was
@@ -182,7 +179,7 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 		return r, false, nil, p.undo(ctx, want.ClaimUID, before, failedAt(stepState, err))
 	}
 	p.cfg.Journal.ResetPhase(want.ClaimUID)
-	p.cfg.Step("prepare.recorded")
+	p.cfg.Steps.Reached("prepare.recorded")
 	return r, before, unlock, nil
 }
 
@@ -236,7 +233,7 @@ func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, failedAt(stepCDI, fmt.Errorf("write the CDI spec of the claim: %w", err)))
 	}
-	p.cfg.Step("prepare.written")
+	p.cfg.Steps.Reached("prepare.written")
 	p.notifyPrepared(r, devices)
 	return ids, nil
 }

@@ -111,7 +111,7 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	if _, err := p.cfg.Specs.Write(claimUID, devices); err != nil {
 		return fmt.Errorf("write the CDI spec again: %w", err)
 	}
-	p.cfg.Step("recover.written")
+	p.cfg.Steps.Reached("recover.written")
 	p.notifyPrepared(r, devices)
 	return nil
 }
@@ -121,7 +121,7 @@ func (p *Preparer) removeSpec(claimUID string) error {
 	if err := p.cfg.Specs.Remove(claimUID); err != nil {
 		return err
 	}
-	p.cfg.Step("recover.removed")
+	p.cfg.Steps.Reached("recover.removed")
 	return nil
 }
 

@@ -55,7 +55,7 @@ func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(hol
 	if err := p.cfg.Specs.Remove(claimUID); err != nil {
 		return fmt.Errorf("remove the CDI spec of the claim: %w", err)
 	}
-	p.cfg.Step("unprepare.removed")
+	p.cfg.Steps.Reached("unprepare.removed")
 	c := p.claimOf(claimUID)
 	if err := await(c); err != nil {
 		return err
@@ -64,7 +64,7 @@ func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(hol
 	if err := p.cfg.Containers.Forget(claimUID); err != nil {
 		return err
 	}
-	p.cfg.Step("unprepare.unmarked")
+	p.cfg.Steps.Reached("unprepare.unmarked")
 	if err := p.leaveShared(ctx, c); err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (p *Preparer) drop(claimUID string) error {
 	}
 	p.releases.Change(func() {})
 	p.notifyRead(c)
-	p.cfg.Step("unprepare.forgotten")
+	p.cfg.Steps.Reached("unprepare.forgotten")
 	return nil
 }
 
@@ -134,7 +134,7 @@ func (p *Preparer) leaveShared(ctx context.Context, c holding.Claim) error {
 	if err := p.cfg.Sharing.Leave(ctx, c.Record); err != nil {
 		return fmt.Errorf("stop what the claim shared: %w", err)
 	}
-	p.cfg.Step("unprepare.left")
+	p.cfg.Steps.Reached("unprepare.left")
 	return nil
 }
 
@@ -153,7 +153,7 @@ func (p *Preparer) release(ctx context.Context, r holding.Record) error {
 					errs = append(errs, err)
 					mu.Unlock()
 				}
-				p.cfg.Step("unprepare.released")
+				p.cfg.Steps.Reached("unprepare.released")
 			}
 		})
 	}

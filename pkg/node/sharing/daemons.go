@@ -222,7 +222,7 @@ func (m *Manager) ensure(ctx context.Context, name string) (mps.State, error) {
 	if err != nil {
 		return mps.State{}, err
 	}
-	m.cfg.Step("sharing.ensured")
+	m.cfg.Steps.Reached("sharing.ensured")
 	klog.FromContext(ctx).V(2).Info("MPS daemon runs", "daemon", name, "threads", d.ThreadPercentage, "memoryMiB", d.MemoryMiB)
 	return s, nil
 }
@@ -261,7 +261,7 @@ func (m *Manager) stop(ctx context.Context, name string, wait bool) (ended bool,
 	if !ended {
 		step = "sharing.stopBegun"
 	}
-	m.cfg.Step(step)
+	m.cfg.Steps.Reached(step)
 	klog.FromContext(ctx).V(2).Info("MPS daemon is stopped", "daemon", name, "ended", ended)
 	return ended, nil
 }

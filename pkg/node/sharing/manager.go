@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tessera-dra/tessera/pkg/agenda"
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
@@ -53,9 +54,8 @@ type Config struct {
 	// DaemonFaultsChanged, which may be nil, is called after a fault that DaemonFaults
 	// returns has begun or ended. It must not block.
 	DaemonFaultsChanged func()
-	// Step, which may be nil, is called with the name of each step after the
-	// step; crash tests stop there.
-	Step func(step string)
+	// Steps, which may be nil, are told of each step after it; crash tests stop there.
+	Steps *failpoint.Steps
 }
 
 // Manager sets up and takes down the sharing of GPUs. Its methods may be called
@@ -97,9 +97,6 @@ type Manager struct {
 
 // New builds a Manager without hardware.
 func New(c Config) *Manager {
-	if c.Step == nil {
-		c.Step = func(string) {}
-	}
 	if c.ConditionsChanged == nil {
 		c.ConditionsChanged = func() {}
 	}

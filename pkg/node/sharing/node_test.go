@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
@@ -45,12 +46,12 @@ func newNode(t testing.TB, m *machine) *node {
 
 func start(t testing.TB, m *machine, dir, boot string, step func(string)) *node {
 	t.Helper()
-	return startWith(t, m, dir, boot, sharing.Config{Step: step, ExclusiveProcess: m.exclusive})
+	return startWith(t, m, dir, boot, sharing.Config{Steps: failpoint.Call(step), ExclusiveProcess: m.exclusive})
 }
 
 func startWith(t testing.TB, m *machine, dir, boot string, o sharing.Config) *node {
 	t.Helper()
-	j, err := journal.Open(dir, o.Step)
+	j, err := journal.Open(dir, o.Steps)
 	if err != nil {
 		t.Fatal(err)
 	}

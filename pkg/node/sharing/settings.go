@@ -169,11 +169,11 @@ func (v *visit) changeMode(ctx context.Context, s holding.Settings, mode, want n
 		}
 	}
 	if mode != want {
-		v.m.cfg.Step("sharing.modeIntended")
+		v.m.cfg.Steps.Reached("sharing.modeIntended")
 		if err := v.writeMode(s.GPU, want); err != nil {
 			return err
 		}
-		v.m.cfg.Step("sharing.modeSet")
+		v.m.cfg.Steps.Reached("sharing.modeSet")
 		klog.FromContext(ctx).V(2).Info("Compute mode set", "gpu", s.GPU, "mode", want, "before", mode)
 	}
 	if !s.Closed || want == nvml.ComputeProhibited {
@@ -185,7 +185,7 @@ func (v *visit) changeMode(ctx context.Context, s holding.Settings, mode, want n
 	if err := v.save(s); err != nil {
 		return err
 	}
-	v.m.cfg.Step("sharing.modeOpened")
+	v.m.cfg.Steps.Reached("sharing.modeOpened")
 	return nil
 }
 
@@ -226,7 +226,7 @@ func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 		if err := v.writeMode(uuid, before); err != nil {
 			return err
 		}
-		v.m.cfg.Step("sharing.modeBack")
+		v.m.cfg.Steps.Reached("sharing.modeBack")
 		klog.FromContext(ctx).V(2).Info("Compute mode put back", "gpu", uuid, "mode", before)
 	}
 	s.ComputeModeBefore, s.Closed, s.OpenedByOthers = "", false, false
@@ -234,7 +234,7 @@ func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 		return err
 	}
 	v.m.setOthersMode(uuid, "")
-	v.m.cfg.Step("sharing.modeForgotten")
+	v.m.cfg.Steps.Reached("sharing.modeForgotten")
 	return nil
 }
 

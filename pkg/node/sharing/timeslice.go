@@ -80,11 +80,11 @@ func (v *visit) setSlice(ctx context.Context, uuid gpu.UUID, want string) error 
 				return err
 			}
 		}
-		v.m.cfg.Step("sharing.sliceIntended")
+		v.m.cfg.Steps.Reached("sharing.sliceIntended")
 		if err := v.runSetSlice(ctx, uuid, want); err != nil {
 			return err
 		}
-		v.m.cfg.Step("sharing.sliceSet")
+		v.m.cfg.Steps.Reached("sharing.sliceSet")
 	}
 	v.m.mu.Lock()
 	defer v.m.mu.Unlock()
@@ -106,13 +106,13 @@ func (v *visit) restoreTimeSlice(ctx context.Context, uuid gpu.UUID) error {
 		if err := v.runSetSlice(ctx, uuid, s.TimeSliceBefore); err != nil {
 			return err
 		}
-		v.m.cfg.Step("sharing.sliceBack")
+		v.m.cfg.Steps.Reached("sharing.sliceBack")
 	}
 	s.TimeSliceBefore = ""
 	if err := v.save(s); err != nil {
 		return err
 	}
-	v.m.cfg.Step("sharing.sliceForgotten")
+	v.m.cfg.Steps.Reached("sharing.sliceForgotten")
 	return nil
 }
 
