@@ -1,6 +1,7 @@
-// Package files replaces and removes files. If the process dies, a path has the old
-// file or the new one, complete. Only MakeDir and SyncDir sync something; a caller whose
-// file must survive a power loss syncs the file and, with SyncDir, its name.
+// Package files replaces and removes files, and seals records that are to be in one. If the
+// process dies, a path has the old file or the new one, complete. Only MakeDir and SyncDir
+// sync something; a caller whose file must survive a power loss syncs the file and, with
+// SyncDir, its name.
 package files
 
 import (

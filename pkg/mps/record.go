@@ -4,9 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
+
+	"github.com/tessera-dra/tessera/pkg/files"
 )
 
 const (
@@ -29,38 +30,21 @@ type Record struct {
 	Stopping bool `json:"stopping,omitempty"`
 }
 
-// envelope wraps a record on disk.
-type envelope struct {
-	Version int `json:"version"`
-	// CRC32 (IEEE) of the bytes of Body as they are in the file.
-	CRC32 uint32          `json:"crc32"`
-	Body  json.RawMessage `json:"body"`
-}
-
 // Encode returns the content of the record's file.
-func (r Record) Encode() ([]byte, error) {
-	body, err := json.Marshal(r)
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(envelope{Version: recordVersion, CRC32: crc32.ChecksumIEEE(body), Body: body})
-}
+func (r Record) Encode() ([]byte, error) { return files.Seal(recordVersion, r) }
 
 // DecodeRecord returns the record of the daemon with this name from its file's
 // content.
 func DecodeRecord(name string, data []byte) (Record, error) {
-	var e envelope
-	if err := json.Unmarshal(data, &e); err != nil {
-		return Record{}, fmt.Errorf("not a record: %w", err)
+	version, body, err := files.Unseal(data)
+	if err != nil {
+		return Record{}, err
 	}
-	if e.Version != recordVersion {
-		return Record{}, fmt.Errorf("there is no format %d here", e.Version)
-	}
-	if sum := crc32.ChecksumIEEE(e.Body); sum != e.CRC32 {
-		return Record{}, fmt.Errorf("the checksum is %d, the file says %d", sum, e.CRC32)
+	if version != recordVersion {
+		return Record{}, fmt.Errorf("there is no format %d here", version)
 	}
 	var r Record
-	if err := json.Unmarshal(e.Body, &r); err != nil {
+	if err := json.Unmarshal(body, &r); err != nil {
 		return Record{}, fmt.Errorf("not a record: %w", err)
 	}
 	if r.Daemon.Name != name {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"maps"
 	"os"
@@ -278,21 +277,9 @@ const version = 1
 // one must not touch.
 var ErrNewerVersion = errors.New("written by a newer version of the plugin")
 
-// envelope wraps a record on disk. It is the same in all versions.
-type envelope struct {
-	Version int `json:"version"`
-	// CRC32 (IEEE) of the bytes of Body as they are in the file.
-	CRC32 uint32          `json:"crc32"`
-	Body  json.RawMessage `json:"body"`
-}
-
 // encode returns the bytes of a record's file.
 func encode[R record](r R) ([]byte, error) {
-	body, err := json.Marshal(r)
-	if err != nil {
-		return nil, err
-	}
-	data, err := json.Marshal(envelope{Version: version, CRC32: crc32.ChecksumIEEE(body), Body: body})
+	data, err := files.Seal(version, r)
 	if err != nil {
 		return nil, err
 	}
@@ -318,18 +305,15 @@ func decode[R record](key string, data []byte) (R, error) {
 
 // open takes the body out of the envelope.
 func open(data []byte) (json.RawMessage, error) {
-	var e envelope
-	if err := json.Unmarshal(data, &e); err != nil {
-		return nil, fmt.Errorf("not a journal file: %w", err)
+	is, body, err := files.Unseal(data)
+	if err != nil {
+		return nil, err
 	}
-	if sum := crc32.ChecksumIEEE(e.Body); sum != e.CRC32 {
-		return nil, fmt.Errorf("the checksum of the record is %d, the file says %d", sum, e.CRC32)
+	if is > version {
+		return nil, fmt.Errorf("%w (format %d, this one reads up to %d)", ErrNewerVersion, is, version)
 	}
-	if e.Version > version {
-		return nil, fmt.Errorf("%w (format %d, this one reads up to %d)", ErrNewerVersion, e.Version, version)
+	if is < 1 {
+		return nil, fmt.Errorf("there is no format %d", is)
 	}
-	if e.Version < 1 {
-		return nil, fmt.Errorf("there is no format %d", e.Version)
-	}
-	return e.Body, nil
+	return body, nil
 }
