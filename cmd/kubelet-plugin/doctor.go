@@ -55,7 +55,9 @@ func doctorCommand() *cobra.Command {
 			if output != "text" && output != "json" {
 				return fmt.Errorf("-o: %q is neither text nor json", output)
 			}
-			report, err := node.Examine(cmd.Context(), cfg, options)
+			report, err := doctor.Run(cmd.Context(), doctor.Places{
+				HostRoot: cfg.HostRoot, DriverRoot: cfg.DriverRoot, DataDir: cfg.DataDir, CDIDir: cfg.CDIDir, MPSSocket: cfg.MPSSocket, HookDirs: cfg.HookDirs(),
+			}, options)
 			if err != nil {
 				return err
 			}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -77,10 +78,13 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.HealthAddress, "health-address", "", "address to serve /healthz and /readyz on; empty serves none")
 }
 
-// otherHookDirs returns the directories of the host that may have the hook program if none can
+// serverPatience is how long the API server has to answer.
+const serverPatience = 5 * time.Second
+
+// HookDirs returns the directories of the host that may have the hook program if none can
 // be started in the data directory. Container-Optimized OS mounts /var noexec, and the
 // kubelet's root directory below it exec.
-func (c *Config) otherHookDirs() []string {
+func (c *Config) HookDirs() []string {
 	return []string{kubelet.DataDirectory(c.KubeletRoot, gpu.DriverName)}
 }
 

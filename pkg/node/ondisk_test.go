@@ -298,13 +298,25 @@ func (p *onDisk) unread() []string {
 	return paths
 }
 
+// toExamine is the computer's state for the doctor: with the MPS daemons that a supervisor
+// lists, or the reason why it doesn't, and that have directories in one of the host.
+func (c *computer) toExamine(ctx context.Context, listed mps.Report, away error, dir string) (doctor.Node, error) {
+	hw, err := doctor.ReadHardware(ctx, c.hw.Session, c.smi)
+	return doctor.Node{
+		Journal: datadir.JournalOf(c.data()), CDI: c.cdi(), Host: c.host, BootID: c.bootID(), Hardware: hw,
+		Capabilities: filepath.Join(c.root.ProcRoot, "proc/driver/nvidia/capabilities"),
+		Sharing:      doctor.SharingOf(listed, away, mps.RunDir(filepath.Dir(c.host.Path(dir)))),
+	}, err
+}
+
 // doctor returns the doctor's findings, but those of the checks that are excepted.
 func (c *computer) doctor(ctx context.Context, except ...string) error {
-	r, err := doctor.Check(doctor.Node{
-		Journal: datadir.JournalOf(c.data()), CDI: c.cdi(), Host: hostFS{c.host}, BootID: c.bootID(), Hardware: c.hw,
-		Capabilities: filepath.Join(c.root.ProcRoot, "proc/driver/nvidia/capabilities"), MPSDir: c.daemons.Dir,
-		Sharing: sharingState{ctx: ctx, daemons: c.daemons, runDir: mps.RunDir(filepath.Join(c.daemons.Host, filepath.Dir(c.daemons.Dir))), session: c.hw.Session, smi: c.smi},
-	})
+	listed, away := c.daemons.List(ctx)
+	n, err := c.toExamine(ctx, listed, away, c.daemons.Dir)
+	if err != nil {
+		return err
+	}
+	r, err := doctor.Check(n)
 	var found []string
 	for _, f := range r.Findings {
 		if !slices.Contains(except, f.Check) {

@@ -184,10 +184,15 @@ func (d *divided) another(t *testing.T) (driverroot.Root, *nvml.Session) {
 func (d *divided) checkWithDoctor(t *testing.T) {
 	t.Helper()
 	root, session := d.another(t)
+	hw, err := doctor.ReadHardware(d.ctx, session, sharing.SMI(driver.SMI(d.host, root)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed, away := d.daemons.List(d.ctx)
 	r, err := doctor.Check(doctor.Node{
-		Journal: d.dir, CDI: d.cdi, Host: hostFS{d.host}, BootID: "boot", Hardware: session,
-		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"), MPSDir: d.daemons.Dir,
-		Sharing: sharingState{ctx: d.ctx, daemons: d.daemons, runDir: mps.RunDir(filepath.Join(d.daemons.Host, filepath.Dir(d.daemons.Dir))), session: session, smi: driver.SMI(d.host, root)},
+		Journal: d.dir, CDI: d.cdi, Host: d.host, BootID: "boot", Hardware: hw,
+		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"),
+		Sharing:      doctor.SharingOf(listed, away, mps.RunDir(filepath.Join(d.daemons.Host, filepath.Dir(d.daemons.Dir)))),
 	})
 	if err != nil {
 		t.Fatal(err)

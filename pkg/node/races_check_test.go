@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
@@ -118,13 +117,10 @@ func (w *world) checkClaims() {
 // examine asks the doctor.
 func (w *world) examine(strict bool) {
 	ctx := context.Background()
-	r, err := doctor.Examine(ctx, doctor.Node{
-		Journal: datadir.JournalOf(w.c.data()), CDI: w.c.cdi(), Host: hostFS{w.c.host}, BootID: w.c.bootID(), Hardware: w.c.hw,
-		Capabilities: filepath.Join(w.c.root.ProcRoot, "proc/driver/nvidia/capabilities"), MPSDir: w.sup.dir,
-		Sharing: sharingState{
-			ctx: ctx, daemons: w.sup, runDir: mps.RunDir(filepath.Dir(w.c.host.Path(w.sup.dir))), session: w.c.hw.Session, smi: w.c.smi,
-		},
-	}, doctor.Options{Strict: strict, Looks: 4, Pause: 7 * time.Second})
+	r, err := doctor.Examine(ctx, doctor.Options{Strict: strict, Looks: 4, Pause: 7 * time.Second}, func() (doctor.Node, error) {
+		listed, away := w.sup.List(ctx)
+		return w.c.toExamine(ctx, listed, away, w.sup.dir)
+	})
 	if err != nil {
 		w.broken("the node can't be examined", "%v", err)
 		return

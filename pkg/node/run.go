@@ -174,7 +174,7 @@ func wake(c chan<- struct{}) {
 // openState installs the hook, and opens the node's stored state of its claims: the journal,
 // the marks of their containers and their CDI specs. On an error the journal is closed.
 func (p *plugin) openState(host driverroot.Host) error {
-	hook, unusable, err := p.dir.InstallHook(p.cfg.CDIHook, host, p.cfg.otherHookDirs()...)
+	hook, unusable, err := p.dir.InstallHook(p.cfg.CDIHook, host, p.cfg.HookDirs()...)
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,9 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/mps"
+	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -19,13 +21,16 @@ import (
 func (d *divided) is(t *testing.T, n int, mode nvml.ComputeMode, interval string) {
 	t.Helper()
 	root, session := d.another(t)
-	s := sharingState{ctx: d.ctx, session: session, smi: driver.SMI(d.host, root)}
-	uuid := gpu.UUID(installed.Machine.GPUs[n].UUID)
-	if got, err := s.ComputeMode(uuid); got != mode || err != nil {
-		t.Errorf("compute mode of GPU %d: got %s, %v, want %s", n, got, err, mode)
+	hw, err := doctor.ReadHardware(d.ctx, session, sharing.SMI(driver.SMI(d.host, root)))
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got, err := s.TimeSlice(uuid); got != interval || err != nil {
-		t.Errorf("time slice of GPU %d: got %s, %v, want %s", n, got, err, interval)
+	uuid := gpu.UUID(installed.Machine.GPUs[n].UUID)
+	if got := hw.ComputeModes[uuid]; got != mode {
+		t.Errorf("compute mode of GPU %d: got %s, want %s", n, got, mode)
+	}
+	if got := hw.TimeSlices[uuid]; got != interval {
+		t.Errorf("time slice of GPU %d: got %s, want %s", n, got, interval)
 	}
 }
 

@@ -5,8 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,7 +41,11 @@ func (p *gpuLook) checkCapabilities(base Finding, d specDevice, i gpu.Instance) 
 
 // capability reads the minor number of a capability's device node.
 func (p *gpuLook) capability(file string) (int, error) {
-	data, err := fs.ReadFile(p.Host, strings.TrimPrefix(filepath.Clean(file), "/"))
+	var data []byte
+	err := p.Host.Do(func() (err error) {
+		data, err = os.ReadFile(file)
+		return err
+	})
 	if err != nil {
 		return 0, err
 	}

@@ -78,7 +78,7 @@ const (
 // checkPaths reports paths that a container runtime would not find.
 func (l *look) checkPaths(path, device string, edits *specs.ContainerEdits) {
 	missing := func(what, file, do string) {
-		if _, err := fs.Stat(l.Host, strings.TrimPrefix(filepath.Clean(file), "/")); err != nil {
+		if _, err := l.stat(filepath.Join("/", file)); err != nil {
 			l.add(Finding{
 				Level: Trouble, Check: "cdi-path-missing", Path: path, Device: device, Do: do,
 				What: fmt.Sprintf("the CDI spec names the %s %s, which the host doesn't have: containers that need it can't start", what, file),

@@ -4,53 +4,62 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"time"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// Hardware reads the GPUs of the node.
-type Hardware interface {
-	// GPUs returns the GPUs that answer, in the order of their indexes.
-	GPUs() ([]gpu.GPU, error)
-	// MIG returns the current mode of a GPU and all its GPU instances.
-	MIG(uuid gpu.UUID) (gpu.MIG, error)
-}
-
-// Host is the node's root file system.
-type Host interface {
-	fs.FS
-	// NoExec reports whether it is mounted so that no program can be started in a directory.
-	NoExec(dir string) (bool, error)
-}
-
-// Node gives access to a node's state.
+// Node is a node's state: where it is to be read, or what was read of it.
 type Node struct {
 	// Journal and CDI are directories, as this process sees them.
 	Journal, CDI string
-	// Host is the node's root file system, in which paths of CDI specs are looked
-	// up.
-	Host Host
+	// Host is the node's file system, in which paths of CDI specs are looked up.
+	Host driverroot.Host
 	// NoHookDir is why no directory will do for the hook program, nil if one does.
 	NoHookDir error
 	// BootID of the running kernel.
 	BootID string
 	// Hardware is nil if it can't be read; then NoHardware is the reason. If both
 	// are nil, all checks that need a driver are skipped.
-	Hardware   Hardware
+	Hardware   *Hardware
 	NoHardware error
 	// Capabilities is the directory of the driver's MIG capabilities on the host,
 	// such as /proc/driver/nvidia/capabilities.
 	Capabilities string
-	// Sharing is nil if nothing is shared; MPSDir has a directory for each MPS
-	// daemon.
-	Sharing Sharing
-	MPSDir  string
+	// Sharing is nil if nothing is shared.
+	Sharing *Sharing
 	// Kubernetes is the version of the API server; empty if unknown.
 	Kubernetes string
+}
+
+// Hardware is what was read of a node's GPUs.
+type Hardware struct {
+	// GPUs are in the order of their indexes.
+	GPUs []gpu.GPU
+	// MIG has the current mode and all GPU instances of those that have MIG, or NoMIG the
+	// error.
+	MIG   map[gpu.UUID]gpu.MIG
+	NoMIG map[gpu.UUID]error
+	// ComputeModes and TimeSlices of those that have some.
+	ComputeModes map[gpu.UUID]nvml.ComputeMode
+	TimeSlices   map[gpu.UUID]string
+}
+
+// Sharing is what was read of a node's MPS daemons.
+type Sharing struct {
+	// Daemons are those of the MPS supervisor, or Away says why it doesn't answer.
+	Daemons []mps.State
+	Away    error
+	// Remains are the names of the daemons for which the supervisor has a directory in Dir.
+	Dir     string
+	Remains []string
 }
 
 // Options control how thoroughly Examine checks.
@@ -62,14 +71,18 @@ type Options struct {
 	Pause time.Duration
 }
 
-// Examine checks the node until a check finds no trouble, or o.Looks times. An
+// Examine reads and checks the node until a check finds no trouble, or o.Looks times. An
 // object that was without trouble in one of the checks was being prepared or
 // unprepared; the report has only trouble that every check found, in its latest
 // form. The error means that the node couldn't be checked.
-func Examine(ctx context.Context, n Node, o Options) (Report, error) {
+func Examine(ctx context.Context, o Options, read func() (Node, error)) (Report, error) {
 	bad := func(f Finding) bool { return f.Level == Trouble || o.Strict && f.Level == Leftover }
 	var before []Finding // trouble that all checks have found until now
 	for looks := 1; ; looks++ {
+		n, err := read()
+		if err != nil {
+			return Report{}, err
+		}
 		r, err := Check(n)
 		if err != nil {
 			return Report{}, err
@@ -134,9 +147,7 @@ type look struct {
 
 func (l *look) add(f Finding) { l.findings = append(l.findings, f) }
 
-// read reads everything. It reads the journal first: a record is written before
-// its effects and removed after them, so this order gives the fewest false
-// findings about claims that change in the meantime.
+// read reads the journal and the CDI directory.
 func (l *look) read() error {
 	var err error
 	if l.journal, err = journal.Read(l.Journal); err != nil {
@@ -145,37 +156,40 @@ func (l *look) read() error {
 	if err := l.readSpecs(); err != nil {
 		return err
 	}
-	return l.readHardware()
+	l.takeHardware()
+	return nil
 }
 
-func (l *look) readHardware() error {
+// takeHardware takes the GPUs that answer.
+func (l *look) takeHardware() {
 	if l.Hardware == nil {
-		return nil
+		return
 	}
-	all, err := l.Hardware.GPUs()
-	if err != nil {
-		return fmt.Errorf("read the GPUs: %w", err)
-	}
-	for _, g := range all {
+	for _, g := range l.Hardware.GPUs {
 		if !g.Answered() {
 			continue
 		}
 		l.gpus = append(l.gpus, g)
-		if g.MIG == nil {
-			continue
-		}
-		m, err := l.Hardware.MIG(g.UUID)
-		if err != nil {
+		if m, ok := l.Hardware.MIG[g.UUID]; ok {
+			l.migs[g.UUID] = m
+		} else if err := l.Hardware.NoMIG[g.UUID]; err != nil {
 			l.add(Finding{
 				Level: Trouble, Check: "mig-unreadable", GPU: g.UUID, What: fmt.Sprintf("the GPU's MIG instances can't be read: %v", err),
 				Do: "run `nvidia-smi mig -lgi` on the node; reset the GPU or reboot the node if that doesn't answer either",
 			})
-			continue
 		}
-		l.migs[g.UUID] = m
 	}
 	l.names = gpu.NameAll(l.gpus)
-	return nil
+}
+
+// stat looks at a file of the host: it doesn't open any, because a device node that is
+// opened does something.
+func (l *look) stat(path string) (info fs.FileInfo, err error) {
+	err = l.Host.Do(func() error {
+		info, err = os.Stat(path)
+		return err
+	})
+	return info, err
 }
 
 // holds reports whether a container of the claim may be running: not if the

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -110,7 +110,8 @@ func TestCheck(t *testing.T) {
 			before: func(n *node) {
 				common := n.specs["k8s.gpu.nvidia.com-driver.json"]
 				common.ContainerEdits.Hooks = []*specs.Hook{{HookName: "createContainer", Path: "/noexec/hook"}}
-				n.specs["k8s.gpu.nvidia.com-driver.json"], n.host["noexec/hook"] = common, &fstest.MapFile{}
+				n.specs["k8s.gpu.nvidia.com-driver.json"], n.host["noexec/hook"] = common, ""
+				n.mount("noexec", unix.MS_NOEXEC)
 			},
 			want: []string{"trouble cdi-hook-noexec "},
 		},
@@ -133,15 +134,15 @@ func TestCheck(t *testing.T) {
 			want:   []string{"leftover instance-idle "},
 		},
 		"instance destroyed by somebody, held": {
-			before: func(n *node) { n.machine.migs[other].Instances = nil },
+			before: func(n *node) { n.instances() },
 			want:   []string{"trouble instance-missing default/p"},
 		},
 		"instance destroyed by somebody, idle": {
-			before: func(n *node) { n.forget("part"); n.machine.migs[other].Instances = nil },
+			before: func(n *node) { n.forget("part"); n.instances() },
 			want:   []string{"trouble instance-missing "},
 		},
 		"another one in its place": {
-			before: func(n *node) { n.machine.migs[other].Instances[0].ComputeInstanceID = 3 },
+			before: func(n *node) { n.Hardware.MIG[other].Instances[0].ComputeInstanceID = 3 },
 			want: []string{
 				"note instance-of-others default/p", "trouble capability-unreadable default/p", "trouble instance-differs default/p",
 			},
@@ -149,7 +150,7 @@ func TestCheck(t *testing.T) {
 		"half made, nothing there yet": {
 			before: func(n *node) {
 				n.gpus[other].Partitions[0].Made = nil
-				n.machine.migs[other].Instances = nil
+				n.instances()
 			},
 			want: []string{"trouble partition-half-made default/p"},
 		},
@@ -159,19 +160,19 @@ func TestCheck(t *testing.T) {
 		},
 		"no compute instance": {
 			before: func(n *node) {
-				i := &n.machine.migs[other].Instances[0]
+				i := &n.Hardware.MIG[other].Instances[0]
 				i.UUID, i.ComputeInstanceID = "", gpu.NoComputeInstance
 			},
 			want: []string{"trouble instance-without-compute default/p"},
 		},
 		"held and never made": {
-			before: func(n *node) { delete(n.gpus, other); n.machine.migs[other].Instances = nil },
+			before: func(n *node) { delete(n.gpus, other); n.instances() },
 			want:   []string{"trouble partition-missing default/p"},
 		},
 		"instances of others": {
 			before: func(n *node) {
 				delete(n.gpus, other)
-				n.machine.migs[other].Instances = append(n.machine.migs[other].Instances, gpu.Instance{
+				n.instances(n.instance, gpu.Instance{
 					Profile: "1g.10gb", Placement: gpu.Placement{Start: 5, Size: 1}, GPUInstanceID: 3, ComputeInstanceID: gpu.NoComputeInstance,
 				})
 			},
@@ -180,7 +181,7 @@ func TestCheck(t *testing.T) {
 		"mode on for nothing": {
 			before: func(n *node) {
 				n.forget("part")
-				n.machine.migs[other].Instances = nil
+				n.instances()
 				n.gpus[other] = holding.GPURecord{GPU: other, BootID: boot, ModeSwitched: true}
 			},
 			want: []string{"leftover mode-on-for-nothing "},
@@ -188,7 +189,7 @@ func TestCheck(t *testing.T) {
 		"mode switched off by somebody": {
 			before: func(n *node) {
 				n.forget("part")
-				*n.machine.migs[other] = gpu.MIG{}
+				n.Hardware.MIG[other] = gpu.MIG{}
 				n.gpus[other] = holding.GPURecord{GPU: other, BootID: boot, ModeSwitched: true}
 			},
 			want: []string{"leftover gpu-record-empty "},
@@ -196,26 +197,29 @@ func TestCheck(t *testing.T) {
 		"rebooted, the kubelet hasn't come yet": {
 			before: func(n *node) {
 				n.BootID = "boot-3"
-				*n.machine.migs[other] = gpu.MIG{}
+				n.Hardware.MIG[other] = gpu.MIG{}
 				delete(n.specs, "k8s.gpu.nvidia.com-claim_part.json")
 			},
 			want: []string{"leftover gpu-record-of-earlier-boot "},
 		},
 		"GPU lost": {
-			before: func(n *node) { n.machine.gpus = n.machine.gpus[:1] },
+			before: func(n *node) { n.Hardware.GPUs = n.Hardware.GPUs[:1] },
 			want:   []string{"note gpu-gone ", "trouble gpu-gone default/p"},
 		},
 		"GPU lost, and known": {
-			before: func(n *node) { n.machine.gpus[1].Conditions = []gpu.Condition{{Type: gpu.Lost}} },
+			before: func(n *node) { n.Hardware.GPUs[1].Conditions = []gpu.Condition{{Type: gpu.Lost}} },
 			want:   []string{"note gpu-gone ", "trouble gpu-gone default/p"},
 		},
 		"an attribute of a GPU can't be read": {
-			before: func(n *node) { n.machine.gpus[1].Conditions = []gpu.Condition{{Type: gpu.AttributesUnreadable}} },
+			before: func(n *node) { n.Hardware.GPUs[1].Conditions = []gpu.Condition{{Type: gpu.AttributesUnreadable}} },
 			want:   []string{},
 		},
 		"MIG doesn't answer": {
-			before: func(n *node) { n.machine.err = errors.New("unknown error") },
-			want:   []string{"trouble mig-unreadable ", "trouble mig-unreadable "},
+			before: func(n *node) {
+				clear(n.Hardware.MIG)
+				n.Hardware.NoMIG[first], n.Hardware.NoMIG[other] = errors.New("unknown error"), errors.New("unknown error")
+			},
+			want: []string{"trouble mig-unreadable ", "trouble mig-unreadable "},
 		},
 		"no driver": {
 			before: func(n *node) { n.Hardware, n.NoHardware = nil, errors.New("no driver") },
@@ -251,7 +255,7 @@ func TestCheck(t *testing.T) {
 func TestExamine(t *testing.T) {
 	n := newNode(t)
 	n.write()
-	good, gone := *n.machine.migs[other], gpu.MIG{Enabled: true}
+	good, gone := n.Hardware.MIG[other], gpu.MIG{Enabled: true}
 	half := gpu.MIG{Enabled: true, Instances: []gpu.Instance{{
 		Profile: "1g.10gb", Placement: n.instance.Placement, GPUInstanceID: 9, ComputeInstanceID: gpu.NoComputeInstance,
 	}}}
@@ -274,9 +278,11 @@ func TestExamine(t *testing.T) {
 		"idle, strictly":        {node: idle, looks: []gpu.MIG{good}, strict: true, want: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			look := tc.node.Node
-			look.Hardware = &changing{machine: *n.machine, looks: tc.looks}
-			r, err := doctor.Examine(t.Context(), look, doctor.Options{Looks: 3, Strict: tc.strict})
+			looks := tc.looks
+			r, err := doctor.Examine(t.Context(), doctor.Options{Looks: 3, Strict: tc.strict}, func() (doctor.Node, error) {
+				tc.node.Hardware.MIG[other], looks = looks[0], looks[min(1, len(looks)-1):]
+				return tc.node.Node, nil
+			})
 			if err != nil {
 				t.Fatal(err)
 			}

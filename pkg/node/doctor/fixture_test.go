@@ -8,14 +8,16 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"testing/fstest"
 
+	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
 const (
@@ -25,38 +27,16 @@ const (
 	caps  = "/proc/driver/nvidia/capabilities"
 )
 
-// machine is the hardware of a test.
-type machine struct {
-	gpus []gpu.GPU
-	migs map[gpu.UUID]*gpu.MIG
-	err  error // the error of MIG
-}
-
-func (m *machine) GPUs() ([]gpu.GPU, error) { return m.gpus, nil }
-
-func (m *machine) MIG(uuid gpu.UUID) (gpu.MIG, error) {
-	if m.err != nil {
-		return gpu.MIG{}, m.err
-	}
-	return *m.migs[uuid], nil
-}
-
-// hostTree is a host that mounts only /noexec noexec.
-type hostTree struct{ fstest.MapFS }
-
-func (hostTree) NoExec(dir string) (bool, error) { return dir == "/noexec", nil }
-
 // node is a node without findings: the claim "whole" has the first GPU, "part"
 // a partition of the other.
 type node struct {
 	doctor.Node
 	t        *testing.T
-	machine  *machine
 	claims   map[string]holding.Record
 	gpus     map[gpu.UUID]holding.GPURecord
 	specs    map[string]specs.Spec // by file name
-	host     fstest.MapFS
-	instance gpu.Instance // the instance of the claim "part"
+	host     map[string]string     // contents of the host's files, by path
+	instance gpu.Instance          // the instance of the claim "part"
 }
 
 const partName, wholeName = "gpu-980fb001-mig-1g10gb-2", "gpu-980fb000"
@@ -68,13 +48,6 @@ func newNode(t *testing.T) *node {
 	profiles := []gpu.Profile{{Name: "1g.10gb", Placements: []gpu.Placement{place, {Start: 5, Size: 1}}}}
 	n := &node{
 		t: t, instance: instance,
-		machine: &machine{
-			gpus: []gpu.GPU{{UUID: first, MIG: &gpu.MIG{Profiles: profiles}}, {UUID: other, Minor: 1, MIG: &gpu.MIG{Profiles: profiles}}},
-			migs: map[gpu.UUID]*gpu.MIG{
-				first: {Profiles: profiles},
-				other: {Enabled: true, Pending: true, Profiles: profiles, Instances: []gpu.Instance{instance}},
-			},
-		},
 		claims: map[string]holding.Record{
 			"whole": {ClaimUID: "whole", Namespace: "default", Name: "w", BootID: boot, Holdings: []holding.Holding{{Device: wholeName, GPU: first}}},
 			"part": {ClaimUID: "part", Namespace: "default", Name: "p", BootID: boot, Holdings: []holding.Holding{
@@ -87,10 +60,10 @@ func newNode(t *testing.T) *node {
 			"k8s.gpu.nvidia.com-claim_whole.json": claimSpec("whole-"+wholeName, edits("/dev/nvidia0")),
 			"k8s.gpu.nvidia.com-claim_part.json":  claimSpec("part-"+partName, withCaps(edits("/dev/nvidia1"), 21, 22)),
 		},
-		host: fstest.MapFS{
-			"dev/nvidiactl": {}, "dev/nvidia0": {}, "dev/nvidia1": {}, "lib/libcuda.so.1": {},
-			caps[1:] + "/gpu1/mig/gi9/access":     {Data: []byte("DeviceFileMinor: 21\nDeviceFileMode: 292\n")},
-			caps[1:] + "/gpu1/mig/gi9/ci0/access": {Data: []byte("DeviceFileMinor: 22\nDeviceFileMode: 292\n")},
+		host: map[string]string{
+			"dev/nvidiactl": "", "dev/nvidia0": "", "dev/nvidia1": "", "lib/libcuda.so.1": "",
+			caps[1:] + "/gpu1/mig/gi9/access":     "DeviceFileMinor: 21\nDeviceFileMode: 292\n",
+			caps[1:] + "/gpu1/mig/gi9/ci0/access": "DeviceFileMinor: 22\nDeviceFileMode: 292\n",
 		},
 	}
 	common := n.specs["k8s.gpu.nvidia.com-driver.json"]
@@ -98,7 +71,17 @@ func newNode(t *testing.T) *node {
 	n.specs["k8s.gpu.nvidia.com-driver.json"] = common
 	dir := t.TempDir()
 	n.Node = doctor.Node{
-		Journal: filepath.Join(dir, "claims"), CDI: filepath.Join(dir, "cdi"), Host: hostTree{n.host}, BootID: boot, Hardware: n.machine, Capabilities: caps,
+		Journal: filepath.Join(dir, "claims"), CDI: filepath.Join(dir, "cdi"), Host: driverroot.NewHost(filepath.Join(dir, "host")), BootID: boot, Capabilities: caps,
+		Hardware: &doctor.Hardware{
+			GPUs: []gpu.GPU{{UUID: first, MIG: &gpu.MIG{Profiles: profiles}}, {UUID: other, Minor: 1, MIG: &gpu.MIG{Profiles: profiles}}},
+			MIG: map[gpu.UUID]gpu.MIG{
+				first: {Profiles: profiles},
+				other: {Enabled: true, Pending: true, Profiles: profiles, Instances: []gpu.Instance{instance}},
+			},
+			NoMIG:        map[gpu.UUID]error{},
+			ComputeModes: map[gpu.UUID]nvml.ComputeMode{first: nvml.ComputeDefault, other: nvml.ComputeDefault},
+			TimeSlices:   map[gpu.UUID]string{first: "Default", other: "Default"},
+		},
 	}
 	return n
 }
@@ -147,9 +130,34 @@ func (n *node) write() {
 		data, marshalErr := json.Marshal(spec)
 		err = errors.Join(err, marshalErr, os.WriteFile(filepath.Join(n.CDI, name), data, 0o600))
 	}
+	for path, data := range n.host {
+		path = n.Host.Path(path)
+		err = errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(data), 0o600))
+	}
 	if err != nil {
 		n.t.Fatal(err)
 	}
+}
+
+// mount mounts a file system of its own at a directory of the host. It needs root.
+func (n *node) mount(dir string, flags uintptr) {
+	n.t.Helper()
+	dir = n.Host.Path(dir)
+	if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Mount("tmpfs", dir, "tmpfs", flags, "size=64k")); err != nil {
+		n.t.Fatalf("mount a tmpfs (run the tests as root): %v", err)
+	}
+	n.t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			n.t.Error(err)
+		}
+	})
+}
+
+// instances of the other GPU.
+func (n *node) instances(now ...gpu.Instance) {
+	mig := n.Hardware.MIG[other]
+	mig.Instances = now
+	n.Hardware.MIG[other] = mig
 }
 
 // found returns the findings of a check: level, rule and subject.
@@ -181,19 +189,4 @@ func truncate(t *testing.T, path string) {
 	if err := os.Truncate(path, 40); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// changing is hardware that differs in each check.
-type changing struct {
-	machine
-	looks []gpu.MIG
-}
-
-func (c *changing) MIG(uuid gpu.UUID) (gpu.MIG, error) {
-	if uuid != other {
-		return c.machine.MIG(uuid)
-	}
-	now := c.looks[0]
-	c.looks = c.looks[min(1, len(c.looks)-1):]
-	return now, nil
 }

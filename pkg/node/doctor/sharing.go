@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"fmt"
-	"io/fs"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -17,20 +16,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
-
-// Sharing reads MPS daemons and the settings of GPUs.
-type Sharing interface {
-	// Daemons returns the daemons of the node's MPS supervisor.
-	Daemons() ([]mps.State, error)
-	// Remains returns the names of the daemons for which the supervisor has a
-	// directory.
-	Remains() ([]string, error)
-	// ComputeMode returns the current compute mode of a GPU; an error if it has
-	// none.
-	ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error)
-	// TimeSlice returns the current time slice of a GPU; an error if it has none.
-	TimeSlice(uuid gpu.UUID) (string, error)
-}
 
 // The advice for problems that the plugin retries.
 const (
@@ -136,24 +121,22 @@ func (d *neededDaemon) take(claim string, g holding.Holding) {
 // readDaemons reads the daemons and reports whether the supervisor has
 // answered.
 func (s *sharingLook) readDaemons() bool {
-	states, err := s.Sharing.Daemons()
-	if err == nil {
-		for _, d := range states {
+	if s.Sharing.Away == nil {
+		for _, d := range s.Sharing.Daemons {
 			s.daemons[d.Name] = d
 		}
 		return true
 	}
 	if len(s.needed) > 0 {
 		s.add(Finding{
-			Level: Trouble, Check: "mps-supervisor-away", Path: s.MPSDir, Do: askSupervisor,
-			What: fmt.Sprintf("claims need MPS daemons (%s), and the MPS supervisor can't be reached: %v; running daemons continue", strings.Join(slices.Sorted(maps.Keys(s.needed)), ", "), err),
+			Level: Trouble, Check: "mps-supervisor-away", Path: s.Sharing.Dir, Do: askSupervisor,
+			What: fmt.Sprintf("claims need MPS daemons (%s), and the MPS supervisor can't be reached: %v; running daemons continue", strings.Join(slices.Sorted(maps.Keys(s.needed)), ", "), s.Sharing.Away),
 		})
 	}
-	remains, _ := s.Sharing.Remains()
-	for _, name := range remains {
+	for _, name := range s.Sharing.Remains {
 		if s.needed[name] == nil && !s.unsure {
 			s.add(Finding{
-				Level: Trouble, Check: "mps-daemon-without-claim", GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.MPSDir, name), Do: askSupervisor,
+				Level: Trouble, Check: "mps-daemon-without-claim", GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.Sharing.Dir, name), Do: askSupervisor,
 				What: "an MPS daemon that no claim needs may be running, and the supervisor, which could stop it, doesn't answer",
 			})
 		}
@@ -163,7 +146,7 @@ func (s *sharingLook) readDaemons() bool {
 
 func (s *sharingLook) checkDaemons() {
 	for name, need := range s.needed {
-		base := Finding{Level: Trouble, GPU: need.devices[0].Parent(), Device: name, Claim: need.claims[0], Path: filepath.Join(s.MPSDir, name)}
+		base := Finding{Level: Trouble, GPU: need.devices[0].Parent(), Device: name, Claim: need.claims[0], Path: filepath.Join(s.Sharing.Dir, name)}
 		have, ok := s.daemons[name]
 		switch {
 		case !ok:
@@ -180,11 +163,10 @@ func (s *sharingLook) checkDaemons() {
 	if !s.unsure {
 		s.checkUnneeded()
 	}
-	remains, _ := s.Sharing.Remains()
-	for _, name := range remains {
+	for _, name := range s.Sharing.Remains {
 		if _, ok := s.daemons[name]; !ok {
 			s.add(Finding{
-				Level: Trouble, Check: "mps-directory-left", GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.MPSDir, name),
+				Level: Trouble, Check: "mps-directory-left", GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.Sharing.Dir, name),
 				What: "there is a directory of an MPS daemon that the supervisor doesn't list", Do: "restart the node's pod of the DaemonSet tessera-mps: it stops a daemon of that name, and removes the directory",
 			})
 		}
@@ -197,7 +179,7 @@ func (s *sharingLook) checkUnneeded() {
 		if s.needed[name] != nil {
 			continue
 		}
-		f := Finding{Level: Trouble, GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.MPSDir, name)}
+		f := Finding{Level: Trouble, GPU: s.gpuOf(name), Device: name, Path: filepath.Join(s.Sharing.Dir, name)}
 		f.Check, f.What, f.Do = "mps-daemon-without-claim", "an MPS daemon runs that no claim needs", "restart the plugin's pod on this node: it stops the daemon"
 		if have.Phase == mps.Ending {
 			f.Level, f.Check, f.Do = Leftover, "mps-daemon-ending", ""
@@ -209,7 +191,7 @@ func (s *sharingLook) checkUnneeded() {
 
 // checkDaemon compares a running daemon with the claims' needs.
 func (s *sharingLook) checkDaemon(base Finding, need neededDaemon, have mps.State) {
-	if _, err := fs.Stat(s.Host, strings.TrimPrefix(filepath.Clean(have.PipeDir), "/")); err != nil {
+	if _, err := s.stat(filepath.Join("/", have.PipeDir)); err != nil {
 		base.Check, base.Path, base.Do = "mps-pipe-missing", have.PipeDir, "delete the claim's pods, and those of all claims on the GPU: a new daemon is started for the next"
 		base.What = "the directory through which containers reach the MPS daemon is missing although the daemon runs: somebody has removed it"
 		s.add(base)
@@ -258,7 +240,7 @@ func (s *sharingLook) checkServed(base Finding, have mps.State) {
 // fileSystem returns the number of the file system of a path of the host; false if
 // that is unknown.
 func (s *sharingLook) fileSystem(path string) (uint64, bool) {
-	info, err := fs.Stat(s.Host, strings.TrimPrefix(filepath.Clean(path), "/"))
+	info, err := s.stat(filepath.Join("/", path))
 	if err != nil {
 		return 0, false
 	}
@@ -354,11 +336,11 @@ func (s *sharingLook) forNothing(check, what string, uuid gpu.UUID, now, before 
 
 func (s *sharingLook) checkMode(uuid gpu.UUID, before string, closed bool) {
 	needed := s.hasWhole(uuid)
-	mode, err := s.Sharing.ComputeMode(uuid)
+	mode, known := s.Hardware.ComputeModes[uuid]
 	switch {
 	case before != "" && !needed && !s.unsure:
 		s.forNothing("compute-mode-for-nothing", "compute mode", uuid, string(mode), before)
-	case err != nil:
+	case !known:
 	case closed && mode == nvml.ComputeProhibited: // until the daemon is back, which is another finding
 	case needed && before != "" && mode != nvml.ComputeExclusiveProcess:
 		s.add(Finding{
@@ -380,11 +362,11 @@ func (s *sharingLook) checkTimeSlice(uuid gpu.UUID, before string) {
 	if want == gpu.DefaultTimeSlice {
 		want = ""
 	}
-	now, err := s.Sharing.TimeSlice(uuid)
+	now, known := s.Hardware.TimeSlices[uuid]
 	switch {
 	case before != "" && !needed && !s.unsure:
 		s.forNothing("time-slice-for-nothing", "time slice", uuid, now, before)
-	case err != nil:
+	case !known:
 	case want != "" && now != want:
 		s.add(Finding{
 			Level: Trouble, Check: "time-slice-changed", GPU: uuid,

@@ -3,11 +3,9 @@ package doctor_test
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"syscall"
+	"slices"
 	"testing"
-	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -20,58 +18,19 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// shared is a fake of the daemons and settings of the node's GPUs.
-type shared struct {
-	daemons map[string]mps.State
-	away    error
-	remains []string
-	modes   map[gpu.UUID]nvml.ComputeMode
-	slices  map[gpu.UUID]string
-}
-
-func (s *shared) Daemons() ([]mps.State, error) {
-	var all []mps.State
-	for _, d := range s.daemons {
-		all = append(all, d)
-	}
-	return all, s.away
-}
-
-func (s *shared) Remains() ([]string, error) { return s.remains, nil }
-
-func (s *shared) ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error) {
-	if s.modes[uuid] == "" {
-		return nvml.ComputeDefault, nil
-	}
-	return s.modes[uuid], nil
-}
-
-func (s *shared) TimeSlice(uuid gpu.UUID) (string, error) {
-	switch s.slices[uuid] {
-	case "":
-		return "Default", nil
-	case "none":
-		return "", errors.New("no time slices")
-	default:
-		return s.slices[uuid], nil
-	}
-}
-
 // sharedNode is a node without findings: two claims share the first GPU, one
 // has a share of a partition of the other.
 type sharedNode struct {
 	*node
-	shared   *shared
 	settings []holding.Settings
 }
 
 func newSharedNode(t *testing.T) *sharedNode {
-	n := &sharedNode{node: newNode(t), shared: &shared{
-		daemons: map[string]mps.State{}, modes: map[gpu.UUID]nvml.ComputeMode{first: nvml.ComputeExclusiveProcess}, slices: map[gpu.UUID]string{},
-	}}
+	n := &sharedNode{node: newNode(t)}
+	n.Hardware.ComputeModes[first] = nvml.ComputeExclusiveProcess
 	clear(n.claims)
 	n.specs = map[string]specs.Spec{"k8s.gpu.nvidia.com-driver.json": n.specs["k8s.gpu.nvidia.com-driver.json"]}
-	n.Sharing, n.MPSDir = n.shared, "/run/mps/d"
+	n.Sharing = &doctor.Sharing{Dir: "/run/mps/d"}
 	n.settings = []holding.Settings{{GPU: first, BootID: boot, ComputeModeBefore: "default"}}
 	n.run(mps.Daemon{Name: "gpu-980fb000", Devices: []gpu.UUID{first}, ThreadPercentage: 50, MemoryMiB: []int64{1000}})
 	n.run(mps.Daemon{Name: partName, Devices: []gpu.UUID{"MIG-9"}, ThreadPercentage: 50, MemoryMiB: []int64{100}})
@@ -88,9 +47,14 @@ func newSharedNode(t *testing.T) *sharedNode {
 
 // run adds a running daemon.
 func (n *sharedNode) run(d mps.Daemon) {
-	n.shared.daemons[d.Name] = mps.State{Daemon: d, Phase: mps.Running, PipeDir: "/run/mps/d/" + d.Name + "/pipe"}
-	n.shared.remains = append(n.shared.remains, d.Name)
-	n.host["run/mps/d/"+d.Name+"/pipe"] = &fstest.MapFile{Mode: os.ModeDir}
+	n.Sharing.Daemons = append(n.Sharing.Daemons, mps.State{Daemon: d, Phase: mps.Running, PipeDir: "/run/mps/d/" + d.Name + "/pipe"})
+	n.Sharing.Remains = append(n.Sharing.Remains, d.Name)
+	n.host["run/mps/d/"+d.Name+"/pipe/socket"] = ""
+}
+
+// daemon is the daemon of that name, to be changed.
+func (n *sharedNode) daemon(name string) *mps.State {
+	return &n.Sharing.Daemons[slices.IndexFunc(n.Sharing.Daemons, func(s mps.State) bool { return s.Name == name })]
 }
 
 // claim adds a prepared claim that is a client of a daemon.
@@ -111,11 +75,8 @@ func (n *sharedNode) unprepare(uids ...string) {
 }
 
 func (n *sharedNode) stop(name string) {
-	delete(n.shared.daemons, name)
-	n.shared.remains = nil
-	for name := range n.shared.daemons {
-		n.shared.remains = append(n.shared.remains, name)
-	}
+	n.Sharing.Daemons = slices.DeleteFunc(n.Sharing.Daemons, func(s mps.State) bool { return s.Name == name })
+	n.Sharing.Remains = slices.DeleteFunc(n.Sharing.Remains, func(s string) bool { return s == name })
 }
 
 func (n *sharedNode) writeSettings() {
@@ -148,31 +109,31 @@ func TestCheckSharing(t *testing.T) {
 		"a daemon that isn't there": {before: func(n *sharedNode) { n.stop(partName) }, want: []string{"trouble mps-daemon-missing default/c"}},
 		"a daemon that failed": {
 			before: func(n *sharedNode) {
-				s := n.shared.daemons[partName]
-				s.Phase = mps.Failed
-				n.shared.daemons[partName] = s
+				n.daemon(partName).Phase = mps.Failed
 			},
 			want: []string{"trouble mps-daemon-failed default/c"},
 		},
 		"a daemon that takes no clients": {
 			before: func(n *sharedNode) {
-				s := n.shared.daemons[partName]
-				s.Trouble = "it has no server"
-				n.shared.daemons[partName] = s
+				n.daemon(partName).Trouble = "it has no server"
 			},
 			want: []string{"trouble mps-daemon-failed default/c"},
 		},
 		"a daemon that is being stopped": {
 			before: func(n *sharedNode) {
 				n.run(mps.Daemon{Name: "claim-x", Devices: []gpu.UUID{other}})
-				s := n.shared.daemons["claim-x"]
-				s.Phase = mps.Ending
-				n.shared.daemons["claim-x"] = s
+				n.daemon("claim-x").Phase = mps.Ending
 			},
 			want: []string{"leftover mps-daemon-ending "},
 		},
-		"shared memory with a file system of its own": {before: func(n *sharedNode) { n.withSharedMemory(2) }, want: []string{}},
-		"shared memory on the host's":                 {before: func(n *sharedNode) { n.withSharedMemory(1) }, want: []string{"trouble mps-shm-unbounded default/c"}},
+		"shared memory with a file system of its own": {
+			before: func(n *sharedNode) {
+				n.withSharedMemory()
+				n.mount("run/mps/d/"+partName+"/shm", 0)
+			},
+			want: []string{},
+		},
+		"shared memory on the host's": {before: func(n *sharedNode) { n.withSharedMemory() }, want: []string{"trouble mps-shm-unbounded default/c"}},
 		"a daemon of another instance": {
 			before: func(n *sharedNode) {
 				n.stop(partName)
@@ -188,10 +149,10 @@ func TestCheckSharing(t *testing.T) {
 			want: []string{"leftover mps-limits-differ default/c"},
 		},
 		"no pipe directory": {
-			before: func(n *sharedNode) { delete(n.host, "run/mps/d/"+partName+"/pipe") },
+			before: func(n *sharedNode) { delete(n.host, "run/mps/d/"+partName+"/pipe/socket") },
 			want:   []string{"trouble cdi-path-missing ", "trouble mps-pipe-missing default/c"},
 		},
-		"a directory that nobody knows": {before: func(n *sharedNode) { n.shared.remains = append(n.shared.remains, "gpu-980fb001") }, want: []string{"trouble mps-directory-left "}},
+		"a directory that nobody knows": {before: func(n *sharedNode) { n.Sharing.Remains = append(n.Sharing.Remains, "gpu-980fb001") }, want: []string{"trouble mps-directory-left "}},
 		"a spec without the pipe": {
 			before: func(n *sharedNode) {
 				n.specs["k8s.gpu.nvidia.com-claim_a.json"] = claimSpec("a-gpu-980fb000-mps", edits("/dev/nvidia0"))
@@ -199,35 +160,33 @@ func TestCheckSharing(t *testing.T) {
 			want: []string{"trouble cdi-mps-missing default/a"},
 		},
 		"no supervisor": {
-			before: func(n *sharedNode) { n.shared.away = mps.ErrUnavailable },
+			before: func(n *sharedNode) { n.Sharing.Away = mps.ErrUnavailable },
 			want:   []string{"trouble mps-supervisor-away "},
 		},
 		"no supervisor, and nobody needs one": {
 			before: func(n *sharedNode) {
 				n.unprepare("a", "b", "c")
-				n.shared.away, n.shared.remains, n.settings, n.shared.modes = mps.ErrUnavailable, nil, nil, nil
+				n.Sharing.Away, n.Sharing.Remains, n.settings, n.Hardware.ComputeModes[first] = mps.ErrUnavailable, nil, nil, nvml.ComputeDefault
 			},
 			want: []string{"leftover instance-idle "},
 		},
 		"no supervisor, and something left": {
-			before: func(n *sharedNode) { n.unprepare("c"); n.shared.away = mps.ErrUnavailable },
+			before: func(n *sharedNode) { n.unprepare("c"); n.Sharing.Away = mps.ErrUnavailable },
 			want:   []string{"leftover instance-idle ", "trouble mps-daemon-without-claim ", "trouble mps-supervisor-away "},
 		},
 		"compute mode set by others": {
-			before: func(n *sharedNode) { n.shared.modes[other] = nvml.ComputeProhibited },
+			before: func(n *sharedNode) { n.Hardware.ComputeModes[other] = nvml.ComputeProhibited },
 			want:   []string{"note compute-mode-of-others "},
 		},
 		"compute mode changed by others": {
-			before: func(n *sharedNode) { n.shared.modes[first] = nvml.ComputeDefault },
+			before: func(n *sharedNode) { n.Hardware.ComputeModes[first] = nvml.ComputeDefault },
 			want:   []string{"trouble compute-mode-changed "},
 		},
 		"closed while the daemon is away": {
 			before: func(n *sharedNode) {
 				n.settings[0].Closed = true
-				n.shared.modes[first] = nvml.ComputeProhibited
-				s := n.shared.daemons["gpu-980fb000"]
-				s.Phase = mps.Starting
-				n.shared.daemons["gpu-980fb000"] = s
+				n.Hardware.ComputeModes[first] = nvml.ComputeProhibited
+				n.daemon("gpu-980fb000").Phase = mps.Starting
 			},
 			want: []string{"trouble mps-daemon-failed default/a"},
 		},
@@ -244,16 +203,16 @@ func TestCheckSharing(t *testing.T) {
 		"time slice for nothing": {
 			before: func(n *sharedNode) {
 				n.settings = append(n.settings, holding.Settings{GPU: other, BootID: boot, TimeSliceBefore: "Default"})
-				n.shared.slices[other] = "Short"
+				n.Hardware.TimeSlices[other] = "Short"
 			},
 			want: []string{"leftover time-slice-for-nothing "},
 		},
-		"time slice of others": {before: func(n *sharedNode) { n.shared.slices[other] = "Short" }, want: []string{"note time-slice-of-others "}},
-		"no time slices":       {before: func(n *sharedNode) { n.shared.slices[other] = "none" }, want: []string{}},
+		"time slice of others": {before: func(n *sharedNode) { n.Hardware.TimeSlices[other] = "Short" }, want: []string{"note time-slice-of-others "}},
+		"no time slices":       {before: func(n *sharedNode) { delete(n.Hardware.TimeSlices, other) }, want: []string{}},
 		"a claim's time slice": {
 			before: func(n *sharedNode) {
 				n.withSlice("Short")
-				n.shared.slices[first] = "Short"
+				n.Hardware.TimeSlices[first] = "Short"
 			},
 			want: []string{},
 		},
@@ -287,21 +246,18 @@ func TestCheckSharing(t *testing.T) {
 	}
 }
 
-// withSharedMemory mounts the /dev/shm of the partition's daemon into its clients,
-// from a file system with this number.
-func (n *sharedNode) withSharedMemory(fileSystem uint64) {
-	s := n.shared.daemons[partName]
-	s.ShmDir = "/run/mps/d/" + partName + "/shm"
-	n.shared.daemons[partName] = s
-	n.host["run/mps/d/"+partName] = &fstest.MapFile{Mode: os.ModeDir, Sys: &syscall.Stat_t{Dev: 1}}
-	n.host["run/mps/d/"+partName+"/shm"] = &fstest.MapFile{Mode: os.ModeDir, Sys: &syscall.Stat_t{Dev: fileSystem}}
+// withSharedMemory gives the partition's daemon a /dev/shm for its clients.
+func (n *sharedNode) withSharedMemory() {
+	dir := "run/mps/d/" + partName + "/shm"
+	n.daemon(partName).ShmDir = "/" + dir
+	n.host[dir+"/file"] = ""
 }
 
 // withSlice grants the first GPU as a whole, with a time slice.
 func (n *sharedNode) withSlice(interval string) {
 	n.unprepare("a", "b")
 	n.stop("gpu-980fb000")
-	n.shared.modes = nil
+	n.Hardware.ComputeModes[first] = nvml.ComputeDefault
 	n.settings = []holding.Settings{{GPU: first, BootID: boot, TimeSliceBefore: "Default"}}
 	n.claim("w", "", edits("/dev/nvidia0"), holding.Holding{Device: wholeName, GPU: first, TimeSlice: interval})
 }

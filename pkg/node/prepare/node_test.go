@@ -21,7 +21,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/doctor"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
-	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
 	"github.com/tessera-dra/tessera/sim/nvmlsim"
@@ -334,50 +333,14 @@ func (n *node) runningDaemons(t testing.TB) map[string][]gpu.UUID {
 
 // examine has the doctor compare the records with everything else on the node.
 func (n *node) examine() (doctor.Report, error) {
+	hw, err := doctor.ReadHardware(context.Background(), n.sim.Session, n.smi)
+	if err != nil {
+		return doctor.Report{}, err
+	}
+	listed, away := n.daemons.List(context.Background())
 	return doctor.Check(doctor.Node{
-		Journal: n.journal, CDI: n.cdi, Host: hostTree{os.DirFS(host.Path("/"))}, BootID: n.bootID, Hardware: n.sim,
-		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"), MPSDir: n.daemons.Dir, Sharing: settings{n},
+		Journal: n.journal, CDI: n.cdi, Host: host, BootID: n.bootID, Hardware: hw,
+		Capabilities: filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities"),
+		Sharing:      doctor.SharingOf(listed, away, mps.RunDir(host.Path(filepath.Dir(n.daemons.Dir)))),
 	})
-}
-
-// hostTree is a host where programs can be started everywhere.
-type hostTree struct{ fs.FS }
-
-func (hostTree) NoExec(string) (bool, error) { return false, nil }
-
-// Stat follows symbolic links as on the host.
-func (hostTree) Stat(name string) (info fs.FileInfo, err error) {
-	err = host.Do(func() error {
-		info, err = os.Stat("/" + name)
-		return err
-	})
-	return info, err
-}
-
-func (hostTree) ReadFile(name string) (data []byte, err error) {
-	err = host.Do(func() error {
-		data, err = os.ReadFile("/" + name)
-		return err
-	})
-	return data, err
-}
-
-// settings is what the doctor reads of MPS daemons and GPUs' settings.
-type settings struct{ n *node }
-
-func (s settings) Daemons() ([]mps.State, error) {
-	report, err := s.n.daemons.List(context.Background())
-	return report.Daemons, err
-}
-
-func (s settings) Remains() ([]string, error) {
-	return mps.RunDir(host.Path(filepath.Dir(s.n.daemons.Dir))).Names()
-}
-
-func (s settings) ComputeMode(uuid gpu.UUID) (nvml.ComputeMode, error) {
-	return s.n.sim.ComputeMode(uuid)
-}
-
-func (s settings) TimeSlice(uuid gpu.UUID) (string, error) {
-	return sharing.ReadTimeSlice(context.Background(), s.n.smi, uuid)
 }
