@@ -130,10 +130,19 @@ func (p *Planner) notify() {
 }
 
 // Account returns the account of a decision on a node, for statuses. Where nothing has changed
-// since the last decision on the node, it is the one of that decision.
+// since the last decision on the node, it is the one of that decision. The input that all nodes
+// have may be older than that: it only saves reading it again for each node.
 func (p *Planner) Account(ctx context.Context, common CommonInput, inv *v1alpha1.GPUInventory) (Account, error) {
 	in, err := p.nodeInput(ctx, common, inv)
 	if err != nil {
+		return Account{}, err
+	}
+	if last, unchanged := p.Unchanged(inv.Name, in); unchanged {
+		return last, nil
+	}
+	// What all nodes have may have changed since it was read, and the node may have been decided
+	// on by that: the decision must not be replaced by one of what was before.
+	if in, err = p.Input(ctx, inv); err != nil {
 		return Account{}, err
 	}
 	if last, unchanged := p.Unchanged(inv.Name, in); unchanged {
