@@ -6,13 +6,13 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
-	"github.com/tessera-dra/tessera/pkg/kubectl/plan"
+	"github.com/tessera-dra/tessera/pkg/kubectl/forecast"
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
 // showForecast prints a forecast.
 func showForecast(ctx context.Context, o *cluster.Options, file string) error {
-	p, err := plan.Read(file, o.In)
+	p, err := forecast.Read(file, o.In)
 	if err != nil {
 		return err
 	}
@@ -24,22 +24,22 @@ func showForecast(ctx context.Context, o *cluster.Options, file string) error {
 	if err != nil {
 		return err
 	}
-	after, err := plan.With(ctx, r, file, p, before)
+	after, err := forecast.With(ctx, r, file, p, before)
 	if err != nil {
 		return err
 	}
-	if in.server, err = plan.Abilities(ctx, r); err != nil {
+	if in.server, err = forecast.Abilities(ctx, r); err != nil {
 		return err
 	}
 	defer r.PrintNotes(o.ErrOut)
-	if in.before, err = plan.Rules(ctx, before, ""); err != nil {
+	if in.before, err = forecast.Rules(ctx, before, ""); err != nil {
 		return err
 	}
-	if in.after, err = plan.Rules(ctx, after, p.Name); err != nil {
+	if in.after, err = forecast.Rules(ctx, after, p.Name); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	f := in.predict(p.Name)
-	f.Plan = plan.Text(p.Spec.Plan)
+	f.Plan = forecast.Text(p.Spec.Plan)
 	if o.Output != "" {
 		return terminal.Write(o.Out, o.Output, f)
 	}

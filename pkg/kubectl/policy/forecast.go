@@ -28,8 +28,8 @@ type planFacts struct {
 	server        publish.Abilities
 }
 
-// forecast is the effect that a policy would have.
-type forecast struct {
+// policyForecast is the effect that a policy would have.
+type policyForecast struct {
 	Policy string `json:"policy"`
 	Plan   string `json:"plan"`
 	// GPUs that the policy would have.
@@ -74,8 +74,8 @@ type leftoverDevice struct {
 }
 
 // predict compares the offers with and without the policy.
-func (p planFacts) predict(name string) forecast {
-	out := forecast{Policy: name, Lost: make(map[string]int), Nodes: []nodeForecast{}}
+func (p planFacts) predict(name string) policyForecast {
+	out := policyForecast{Policy: name, Lost: make(map[string]int), Nodes: []nodeForecast{}}
 	byNode := make(map[string]labels.Set, len(p.nodes))
 	for i := range p.nodes {
 		byNode[p.nodes[i].Name] = p.nodes[i].Labels
@@ -225,7 +225,7 @@ func differences(before, after []kindCount) (added, removed []kindCount) {
 
 // print writes the forecast. Nodes of which the same is to be said are one paragraph,
 // and so are GPUs.
-func (f forecast) print(out io.Writer) {
+func (f policyForecast) print(out io.Writer) {
 	var nodes int
 	for _, n := range f.Nodes {
 		if slices.ContainsFunc(n.GPUs, func(g gpuForecast) bool { return g.After == f.Policy }) {

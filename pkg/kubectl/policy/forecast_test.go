@@ -10,8 +10,8 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/kubectl/forecast"
 	"github.com/tessera-dra/tessera/pkg/kubectl/machines"
-	"github.com/tessera-dra/tessera/pkg/kubectl/plan"
 )
 
 // TestForecastOfWhatNodesReport checks that a forecast follows the nodes' reports about their
@@ -59,7 +59,7 @@ func TestForecastOfWhatNodesReport(t *testing.T) {
 			tc.change(&inv.Status)
 			in := planFacts{nodes: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "node-0"}}}, inventories: []v1alpha1.GPUInventory{*inv}, server: tc.server}
 			all := []v1alpha1.SharingPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: tc.spec}}
-			if in.after, err = plan.Rules(t.Context(), all, "p"); err != nil {
+			if in.after, err = forecast.Rules(t.Context(), all, "p"); err != nil {
 				t.Fatal(err)
 			}
 			var out strings.Builder

@@ -16,7 +16,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
-	"github.com/tessera-dra/tessera/pkg/kubectl/plan"
+	"github.com/tessera-dra/tessera/pkg/kubectl/forecast"
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
@@ -111,7 +111,7 @@ func showPolicies(ctx context.Context, o *cluster.Options, names []string) error
 	out := []policyView{}
 	for i := range objects.Policies {
 		p := &objects.Policies[i]
-		out = append(out, policyView{Name: p.Name, Plan: plan.Text(p.Spec.Plan), Spec: p.Spec, Status: p.Status, Devices: devicesUnder(c, p.Name)})
+		out = append(out, policyView{Name: p.Name, Plan: forecast.Text(p.Spec.Plan), Spec: p.Spec, Status: p.Status, Devices: devicesUnder(c, p.Name)})
 	}
 	if len(names) > 0 {
 		return onePolicy(o, out, names[0])
@@ -201,7 +201,7 @@ func (p policyView) describe(out io.Writer) error {
 	}
 	row("Policy", "%s, priority %d", p.Name, p.Spec.Priority)
 	row("Plan", "%s", p.Plan)
-	row("Nodes", "%s", plan.NodesText(p.Spec.NodeSelector))
+	row("Nodes", "%s", forecast.NodesText(p.Spec.NodeSelector))
 	if p.Spec.GPUSelector != "" {
 		row("GPUs", "%s", p.Spec.GPUSelector)
 	} else {

@@ -20,8 +20,8 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/decision"
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
+	"github.com/tessera-dra/tessera/pkg/kubectl/forecast"
 	"github.com/tessera-dra/tessera/pkg/kubectl/machines"
-	"github.com/tessera-dra/tessera/pkg/kubectl/plan"
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
@@ -127,20 +127,20 @@ func printTemplate(ctx context.Context, o *cluster.Options, t templateOptions) e
 	}
 	defer r.PrintNotes(o.ErrOut)
 	if t.policy != "" {
-		p, err := plan.Read(t.policy, o.In)
+		p, err := forecast.Read(t.policy, o.In)
 		if err != nil {
 			return err
 		}
-		if policies, err = plan.With(ctx, r, t.policy, p, policies); err != nil {
+		if policies, err = forecast.With(ctx, r, t.policy, p, policies); err != nil {
 			return err
 		}
 	}
 	noteLabels(r, t, policies)
 	in := decision.Input{Labels: t.labels}
-	if in.Policies, err = plan.Rules(ctx, policies, ""); err != nil {
+	if in.Policies, err = forecast.Rules(ctx, policies, ""); err != nil {
 		return err
 	}
-	if in.Able, err = plan.Abilities(ctx, r); err != nil {
+	if in.Able, err = forecast.Abilities(ctx, r); err != nil {
 		return err
 	}
 	d := decision.Of(newNode(inv, t), in)
@@ -205,7 +205,7 @@ func noteGPUs(r *cluster.Reader, d decision.Decision) {
 func noteLabels(r *cluster.Reader, t templateOptions, policies []v1alpha1.SharingPolicy) {
 	var names []string
 	for i := range policies {
-		if plan.NodesText(policies[i].Spec.NodeSelector) != plan.AllNodes {
+		if forecast.NodesText(policies[i].Spec.NodeSelector) != forecast.AllNodes {
 			names = append(names, policies[i].Name)
 		}
 	}

@@ -1,7 +1,7 @@
-// Package plan has what commands need to ask for the controller's decisions: SharingPolicies
+// Package forecast has what commands need to ask for the controller's decisions: SharingPolicies
 // of the cluster and of files, as the controller takes them, and the abilities of the API
 // server. It also has their words.
-package plan
+package forecast
 
 import (
 	"context"
