@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/tessera-dra/tessera/pkg/control/classes"
-	"github.com/tessera-dra/tessera/pkg/control/lease"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
@@ -36,7 +36,7 @@ func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface
 	if err != nil {
 		return fmt.Errorf("make a client of DeviceClasses: %w", err)
 	}
-	r := classes.New(wanted, d, api, mgr.GetAPIReader(), shortEvents{mgr.GetEventRecorder(lease.Name)})
+	r := classes.New(wanted, d, api, mgr.GetAPIReader(), shortEvents{mgr.GetEventRecorder(publish.FieldManager)})
 	if err := mgr.Add(informerRunner{r.Informer}); err != nil {
 		return fmt.Errorf("set up the DeviceClass controller: %w", err)
 	}

@@ -205,11 +205,15 @@ func add(mgr manager.Manager, p *publish.Publisher, c *claims.Index, s *server.S
 			return err
 		}
 	}
-	api, events := mgr.GetClient(), shortEvents{mgr.GetEventRecorder(lease.Name)}
+	api, events := mgr.GetClient(), shortEvents{mgr.GetEventRecorder(publish.FieldManager)}
 	planner := plan.New(api, c, s, kinds.Definitions{Server: mgr.GetAPIReader(), Clock: clock.RealClock{}}, registry)
-	registry.MustRegister(nodes.NewCollector(api, p, planner), policies.NewCollector(api))
+	for _, metrics := range []prometheus.Collector{nodes.NewCollector(api, p, planner), policies.NewCollector(api)} {
+		if err := registry.Register(metrics); err != nil {
+			return fmt.Errorf("register metrics of policies and pools: %w", err)
+		}
+	}
 	n := nodes.New(nodes.Config{
-		Client: api, Server: mgr.GetAPIReader(), Slices: p, Release: p.Release, Planner: planner, Abilities: s, Claims: c,
+		Client: api, Reader: mgr.GetAPIReader(), Slices: p, Release: p.Release, Planner: planner, Server: s, Claims: c,
 		Writes: w, Events: events, Metrics: registry, Clock: clock.RealClock{}, Leads: mgr.Elected(),
 	})
 	if err := addNodes(mgr, n, p.Informer(), c.Informer, s); err != nil {

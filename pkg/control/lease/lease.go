@@ -16,7 +16,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Name of the Lease.
+// Name of the Lease, which controllers of all versions and the chart's roles know. It needn't be
+// the name under which they write, publish.FieldManager.
 const Name = "tessera-controller"
 
 // A controller that ends gives its Lease back and the next takes over at once; these say how

@@ -118,7 +118,7 @@ func (s *fixture) restart() {
 	leads := make(chan struct{})
 	close(leads)
 	s.nodes = New(Config{
-		Client: s.api, Server: s.api, Slices: s.store, Planner: planner, Abilities: asked, Claims: s.claims.Index,
+		Client: s.api, Reader: s.api, Slices: s.store, Planner: planner, Server: asked, Claims: s.claims.Index,
 		Writes: undone.New(s.clock), Events: &events.FakeRecorder{}, Metrics: s.metrics, Clock: s.clock, Leads: leads,
 	})
 }

@@ -45,14 +45,14 @@ type Slices interface {
 // Config has what a Reconciler works with.
 type Config struct {
 	Client client.Client // reads come from the cache
-	Server client.Reader // not a cache
+	Reader client.Reader // not a cache
 	Slices Slices
 	// Release is the identity of the slices of this release, see publish.ReleaseAnnotation.
 	// Empty: it has none.
-	Release   string
-	Planner   *plan.Planner
-	Abilities *server.Server
-	Claims    *claims.Index
+	Release string
+	Planner *plan.Planner
+	Server  *server.Server
+	Claims  *claims.Index
 	// Writes paces writes that somebody else undoes.
 	Writes  *undone.Writes
 	Events  events.EventRecorder
@@ -95,8 +95,8 @@ type Reconciler struct {
 // New returns a Reconciler that remembers nothing yet.
 func New(c Config) *Reconciler {
 	return &Reconciler{
-		client: c.Client, inventories: kinds.NewInventoryReader(c.Client, c.Server, c.Clock), slices: countedSlices{c.Slices, newWrites(c.Metrics)}, release: c.Release,
-		planner: c.Planner, server: c.Abilities, claims: c.Claims, writes: c.Writes, events: c.Events, clock: c.Clock,
+		client: c.Client, inventories: kinds.NewInventoryReader(c.Client, c.Reader, c.Clock), slices: countedSlices{c.Slices, newWrites(c.Metrics)}, release: c.Release,
+		planner: c.Planner, server: c.Server, claims: c.Claims, writes: c.Writes, events: c.Events, clock: c.Clock,
 		failures:        newPauses(c.Clock, undone.FirstRetryDelay, undone.MaxRetryDelay),
 		contests:        newPauses(c.Clock, firstContest, maxContest),
 		registrations:   newRegistrations(c.Clock, c.Leads),

@@ -27,8 +27,9 @@ const (
 // never at work at the same time; those of two are, and would write the same slices.
 const ReleaseAnnotation = "gpu.tessera.dev/published-by"
 
-// FieldManager is the field manager of what the controller writes: the API server derives it
-// from the user agent.
+// FieldManager is the field manager of what the controller writes, which the API server derives
+// from the user agent, and the reporter of its events, which the chart's admission policy knows.
+// The Lease may have another name.
 const FieldManager = "tessera-controller"
 
 // maxName is how long an object's name may be.

@@ -1,6 +1,7 @@
-// Package undone paces writes to the API server that somebody else undoes: a second release of
-// Tessera, or a program that restores or deletes objects. A write that succeeds needs no retry,
-// so no retry's pause slows such a fight down.
+// Package undone paces what reconcilers do again: writes to the API server that somebody else
+// undoes, a second release of Tessera, or a program that restores or deletes objects. A write
+// that succeeds needs no retry, so no retry's pause slows such a fight down. The delays of the
+// work queues, which pace what failed, are here too: the packages that need one need the other.
 package undone
 
 import (
@@ -18,7 +19,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// The pauses between attempts of what fails. Retries come soon and the pauses stay short, because
+// The first and the longest pause between attempts of what fails, for all work queues. Retries come soon and the pauses stay short, because
 // the GPUs of a pool that could not be written can't be allocated.
 const (
 	FirstRetryDelay = 50 * time.Millisecond
@@ -50,8 +51,8 @@ type written struct {
 	pauses  wait.Backoff
 }
 
-// LabelsOf is the key of the writes of a Node's labels. Who writes them isn't who reports that they
-// are undone.
+// LabelsOf is the key of the writes of a Node's labels. Other keys are with their writers; this one
+// is shared, because package labels writes them and package nodes reports that they are undone.
 func LabelsOf(node string) string { return "labels/" + node }
 
 // New returns Writes that remember nothing yet.
