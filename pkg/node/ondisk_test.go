@@ -298,24 +298,29 @@ func (p *onDisk) unread() []string {
 	return paths
 }
 
-// toExamine is the computer's state for the doctor: with the MPS daemons that a supervisor
-// lists, or the reason why it doesn't, and that have directories in one of the host.
-func (c *computer) toExamine(ctx context.Context, listed mps.Report, away error, dir string) (doctor.Node, error) {
-	hw, err := doctor.ReadHardware(ctx, c.hw.Session, c.smi)
+// toExamine is the computer for the doctor, without what has to be read of its hardware and
+// MPS daemons.
+func (c *computer) toExamine() doctor.Node {
 	return doctor.Node{
-		Journal: datadir.JournalOf(c.data()), CDI: c.cdi(), Host: c.host, BootID: c.bootID(), Hardware: hw,
+		Journal: datadir.JournalOf(c.data()), CDI: c.cdi(), Host: c.host, BootID: c.bootID(),
 		Capabilities: filepath.Join(c.root.ProcRoot, "proc/driver/nvidia/capabilities"),
-		Sharing:      doctor.SharingOf(listed, away, mps.RunDir(filepath.Dir(c.host.Path(dir)))),
-	}, err
+	}
+}
+
+// sharingIn returns the daemons as the doctor sees them. dir is the host's path of their directories.
+func sharingIn(host driverroot.Host, dir string, listed mps.Report, away error) *doctor.Sharing {
+	return doctor.SharingOf(listed, away, mps.RunDir(filepath.Dir(host.Path(dir))))
 }
 
 // doctor returns the doctor's findings, but those of the checks that are excepted.
 func (c *computer) doctor(ctx context.Context, except ...string) error {
-	listed, away := c.daemons.List(ctx)
-	n, err := c.toExamine(ctx, listed, away, c.daemons.Dir)
-	if err != nil {
+	n := c.toExamine()
+	var err error
+	if n.Hardware, err = doctor.ReadHardware(ctx, c.hw.Session, c.smi); err != nil {
 		return err
 	}
+	listed, away := c.daemons.List(ctx)
+	n.Sharing = sharingIn(c.host, c.daemons.Dir, listed, away)
 	r, err := doctor.Check(n)
 	var found []string
 	for _, f := range r.Findings {

@@ -117,9 +117,12 @@ func (w *world) checkClaims() {
 // examine asks the doctor.
 func (w *world) examine(strict bool) {
 	ctx := context.Background()
-	r, err := doctor.Examine(ctx, doctor.Options{Strict: strict, Looks: 4, Pause: 7 * time.Second}, func() (doctor.Node, error) {
+	n := w.c.toExamine()
+	r, err := doctor.Examine(ctx, doctor.Options{Strict: strict, Looks: 4, Pause: 7 * time.Second}, n, func(n *doctor.Node) (err error) {
+		n.Hardware, err = doctor.ReadHardware(ctx, w.c.hw.Session, w.c.smi)
 		listed, away := w.sup.List(ctx)
-		return w.c.toExamine(ctx, listed, away, w.sup.dir)
+		n.Sharing = sharingIn(w.c.host, w.sup.dir, listed, away)
+		return err
 	})
 	if err != nil {
 		w.broken("the node can't be examined", "%v", err)

@@ -75,18 +75,22 @@ type Options struct {
 // object that was without trouble in one of the checks was being prepared or
 // unprepared; the report has only trouble that every check found, in its latest
 // form. The error means that the node couldn't be checked.
-func Examine(ctx context.Context, o Options, read func() (Node, error)) (Report, error) {
+//
+// In each check, read fills in n's Hardware and Sharing, after the journal was read: a setting
+// that is put back in between is found to differ from its record, which the next check
+// doesn't find. The other way round it would look as if somebody else had made it.
+func Examine(ctx context.Context, o Options, n Node, read func(n *Node) error) (Report, error) {
 	bad := func(f Finding) bool { return f.Level == Trouble || o.Strict && f.Level == Leftover }
 	var before []Finding // trouble that all checks have found until now
 	for looks := 1; ; looks++ {
-		n, err := read()
+		l, err := readFiles(n)
+		if err == nil {
+			err = read(&l.Node)
+		}
 		if err != nil {
 			return Report{}, err
 		}
-		r, err := Check(n)
-		if err != nil {
-			return Report{}, err
-		}
+		r := l.check()
 		r.Looks = looks
 		if looks > 1 {
 			r.Findings = slices.DeleteFunc(r.Findings, func(f Finding) bool { return bad(f) && !slices.ContainsFunc(before, f.sameSubject) })
@@ -107,10 +111,16 @@ func Examine(ctx context.Context, o Options, read func() (Node, error)) (Report,
 // Check checks the node once. The findings include the unfinished state of a
 // prepare or an unprepare in progress.
 func Check(n Node) (Report, error) {
-	l := look{Node: n, specs: map[string]specDevice{}, migs: map[gpu.UUID]gpu.MIG{}}
-	if err := l.read(); err != nil {
+	l, err := readFiles(n)
+	if err != nil {
 		return Report{}, err
 	}
+	return l.check(), nil
+}
+
+// check checks what was read.
+func (l *look) check() Report {
+	l.takeHardware()
 	l.checkJournal()
 	l.checkGivenUp()
 	l.checkHolders()
@@ -129,7 +139,7 @@ func Check(n Node) (Report, error) {
 		r.Findings = []Finding{}
 	}
 	r.Healthy = !r.has(Trouble)
-	return r, nil
+	return r
 }
 
 // look is one check of a node.
@@ -147,17 +157,14 @@ type look struct {
 
 func (l *look) add(f Finding) { l.findings = append(l.findings, f) }
 
-// read reads the journal and the CDI directory.
-func (l *look) read() error {
+// readFiles begins a check of n: it reads the journal and the CDI directory.
+func readFiles(n Node) (*look, error) {
+	l := &look{Node: n, specs: map[string]specDevice{}, migs: map[gpu.UUID]gpu.MIG{}}
 	var err error
 	if l.journal, err = journal.Read(l.Journal); err != nil {
-		return err
+		return nil, err
 	}
-	if err := l.readSpecs(); err != nil {
-		return err
-	}
-	l.takeHardware()
-	return nil
+	return l, l.readSpecs()
 }
 
 // takeHardware takes the GPUs that answer.

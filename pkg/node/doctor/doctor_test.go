@@ -279,9 +279,9 @@ func TestExamine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			looks := tc.looks
-			r, err := doctor.Examine(t.Context(), doctor.Options{Looks: 3, Strict: tc.strict}, func() (doctor.Node, error) {
-				tc.node.Hardware.MIG[other], looks = looks[0], looks[min(1, len(looks)-1):]
-				return tc.node.Node, nil
+			r, err := doctor.Examine(t.Context(), doctor.Options{Looks: 3, Strict: tc.strict}, tc.node.Node, func(n *doctor.Node) error {
+				n.Hardware.MIG[other], looks = looks[0], looks[min(1, len(looks)-1):]
+				return nil
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -47,9 +47,9 @@ func Run(ctx context.Context, p Places, o Options) (Report, error) {
 	root, session, err := driver.Open(host, p.DriverRoot)
 	if err != nil {
 		n.NoHardware = err
-		return Examine(ctx, o, func() (Node, error) {
+		return Examine(ctx, o, n, func(n *Node) error {
 			n.Sharing = readSharing(ctx, daemons, run)
-			return n, nil
+			return nil
 		})
 	}
 	defer func() {
@@ -59,10 +59,10 @@ func Run(ctx context.Context, p Places, o Options) (Report, error) {
 	}()
 	n.Capabilities = filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities")
 	smi := sharing.SMI(driver.SMI(host, root))
-	return Examine(ctx, o, func() (_ Node, err error) {
-		n.Sharing = readSharing(ctx, daemons, run)
+	return Examine(ctx, o, n, func(n *Node) (err error) {
 		n.Hardware, err = ReadHardware(ctx, session, smi)
-		return n, err
+		n.Sharing = readSharing(ctx, daemons, run)
+		return err
 	})
 }
 

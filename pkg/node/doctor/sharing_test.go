@@ -3,6 +3,7 @@ package doctor_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -269,5 +270,19 @@ func TestReportCountsDaemons(t *testing.T) {
 	r, err := doctor.Check(n.Node)
 	if err != nil || r.Daemons != 2 {
 		t.Error(fmt.Errorf("%d daemons: %w", r.Daemons, err))
+	}
+}
+
+// TestSettingPutBackMeanwhile has the plugin put a compute mode back, and forget it, after the
+// hardware was read.
+func TestSettingPutBackMeanwhile(t *testing.T) {
+	n := newSharedNode(t)
+	n.write()
+	n.writeSettings()
+	r, err := doctor.Examine(t.Context(), doctor.Options{Looks: 1}, n.Node, func(*doctor.Node) error {
+		return os.Remove(journal.SettingsFile(n.Journal, first))
+	})
+	if err != nil || len(r.Findings) != 0 {
+		t.Errorf("got %+v, %v, want nothing found", r.Findings, err)
 	}
 }
