@@ -26,9 +26,9 @@ type counters []counter
 
 // memoryCounter is the counter that says how much memory a claim for a device gets, in
 // bytes. Quota systems charge it (docs/kueue.md), so where there are counters, all devices
-// take of it. The whole GPU takes all, so that no other counter has to keep it apart from
-// its parts. Where nothing has to be kept apart there is none: it would keep admin access
-// off devices in use.
+// consume it. The whole GPU consumes all of it, so no other counter has to keep it apart from
+// its parts. A GPU none of whose devices exclude each other has no counters: they would
+// keep admin access off devices in use.
 const memoryCounter = "memory"
 
 // count makes the counters that let exactly those sets of devices be allocated

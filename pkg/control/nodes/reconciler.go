@@ -113,7 +113,7 @@ type publishRequest struct {
 }
 
 // answerWithin is how long a plugin that is registered takes to answer a
-// publishRequest, at most. It watches its inventory: usual are milliseconds.
+// publishRequest, at most. It watches its inventory. It usually answers within milliseconds.
 const answerWithin = 30 * time.Second
 
 // Reconcile brings one node's slices in line. In a steady state it reads the
@@ -185,10 +185,10 @@ func (n *Reconciler) writeInventory(ctx context.Context, inv *v1alpha1.GPUInvent
 	return undone.Sooner(wait, left), err
 }
 
-// isDone reports whether all that follows from the last decision on a node, which is still right,
-// is done or, for at most the time wait, waits for the plugin's answer. Most events are of such
-// nodes, because every write of the controller leads to one. It checks ignored taints, which
-// depend on claims that decisions don't.
+// isDone reports whether nothing is left to do for the last decision on a node, which still
+// holds: it has been carried out, or waits for the plugin's answer, for at most the time wait.
+// Most events are of such nodes, because every write of the controller leads to one. It checks
+// ignored taints, because they depend on claims on which decisions don't depend.
 func (n *Reconciler) isDone(ctx context.Context, inv *v1alpha1.GPUInventory, last plan.Account) (done bool, wait time.Duration, err error) {
 	if n.isContested(inv) || !equality.Semantic.DeepEqual(inv.Spec.GPUs, last.Settings) {
 		return false, 0, nil

@@ -19,9 +19,10 @@ import (
 const size = 100
 
 // Paged returns a ListerWatcher that lists from etcd in pages where the informer sets a limit, as it does when
-// it starts, and trims each page before it reads the next. Such a list has the newest
-// objects: with a limit, a resource version would mean those of that time, which a server
-// may have forgotten. A list without a limit stays whole, and as old as the informer allows.
+// it starts, and trims each page before it reads the next. Such a list asks for
+// no resource version and has the newest objects: with a limit, a server would return the
+// objects as of that version, which it may no longer have. A list without a limit stays
+// whole, and as old as the informer allows.
 func Paged(of cache.ListerWatcher, trim cache.TransformFunc) cache.ListerWatcher {
 	server := cache.ToListerWatcherWithContext(of)
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{

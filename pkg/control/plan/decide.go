@@ -18,17 +18,18 @@ import (
 	"github.com/tessera-dra/tessera/pkg/policy"
 )
 
-// Decision is the decision on one node, with the figures that follow from it. The zero value is
-// the one on a node of which nothing is to be published.
+// Decision is the decision on one node, with the figures that follow from it. The zero value
+// is the decision for a node of which nothing is to be published.
 type Decision struct {
 	decision.Decision
 	Account Account
 }
 
-// Account is a decision as it is remembered, and as policies' statuses need it.
+// Account is the summary of a decision that the planner remembers. Policies' statuses are
+// made from it.
 type Account struct {
 	facts facts
-	// Pool is the fingerprint of the slices that say so; empty for none.
+	// Pool is the fingerprint of the slices that publish the offer; empty for none.
 	Pool string
 	// Settings are the policies' settings for the node's GPUs, by UUID.
 	Settings []v1alpha1.GPUSpec

@@ -130,8 +130,8 @@ func (p *Planner) notify() {
 }
 
 // Account returns the account of a decision on a node, for statuses. Where nothing has changed
-// since the last decision on the node, it is the one of that decision. The input that all nodes
-// have may be older than that: it only saves reading it again for each node.
+// since the last decision on the node, it is the one of that decision. common may be
+// older than that: it only saves reading that input again for each node.
 func (p *Planner) Account(ctx context.Context, common CommonInput, inv *v1alpha1.GPUInventory) (Account, error) {
 	in, err := p.nodeInput(ctx, common, inv)
 	if err != nil {
@@ -140,8 +140,8 @@ func (p *Planner) Account(ctx context.Context, common CommonInput, inv *v1alpha1
 	if last, unchanged := p.Unchanged(inv.Name, in); unchanged {
 		return last, nil
 	}
-	// What all nodes have may have changed since it was read, and the node may have been decided
-	// on by that: the decision must not be replaced by one of what was before.
+	// The common input may have changed since it was read, and the node's last decision may have
+	// been made from the new one: a decision from the old one must not replace it.
 	if in, err = p.Input(ctx, inv); err != nil {
 		return Account{}, err
 	}

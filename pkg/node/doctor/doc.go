@@ -11,5 +11,5 @@
 // Users run it as `kubelet-plugin doctor`, and tests run it after the failures
 // that they cause. It doesn't read Kubernetes objects. Run reads the node's state: the
 // files and the processes by itself, the hardware through a session of its own. Check
-// compares what was read.
+// compares its parts.
 package doctor

@@ -16,7 +16,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// Node is a node's state: where it is to be read, or what was read of it.
+// Node has the places where a node's state is to be read, and the parts that were read.
 type Node struct {
 	// Journal and CDI are directories, as this process sees them.
 	Journal, CDI string
@@ -39,7 +39,7 @@ type Node struct {
 	Kubernetes string
 }
 
-// Hardware is what was read of a node's GPUs.
+// Hardware is the state of a node's GPUs, as it was read.
 type Hardware struct {
 	// GPUs are in the order of their indexes.
 	GPUs []gpu.GPU
@@ -52,7 +52,7 @@ type Hardware struct {
 	TimeSlices   map[gpu.UUID]string
 }
 
-// Sharing is what was read of a node's MPS daemons.
+// Sharing is the state of a node's MPS daemons, as it was read.
 type Sharing struct {
 	// Daemons are those of the MPS supervisor, or Away says why it doesn't answer.
 	Daemons []mps.State

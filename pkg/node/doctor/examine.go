@@ -87,7 +87,7 @@ func ReadHardware(ctx context.Context, session *nvml.Session, smi sharing.SMI) (
 	return hw, nil
 }
 
-// read reads what isn't among the facts of a GPU.
+// read reads the state of a GPU that its facts don't have.
 func (hw *Hardware) read(ctx context.Context, session *nvml.Session, smi sharing.SMI, g gpu.GPU) {
 	if g.MIG != nil {
 		mig, err := session.MIG(g.UUID)

@@ -4,5 +4,5 @@
 // pkg/node/report writes all of it to the cluster.
 //
 // It also takes requests to read the GPUs again, and knows whether that takes too long.
-// It reads and writes nothing itself. Of Tessera it imports pkg/gpu and pkg/notify only.
+// It reads and writes nothing itself.
 package facts

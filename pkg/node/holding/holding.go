@@ -130,7 +130,7 @@ func (g Holding) DeviceHeld() gpu.Device {
 }
 
 // Base is the silicon that the holding is of, alone or together with others: the
-// gpu.Base of Of.
+// gpu.Base of DeviceHeld.
 func (g Holding) Base() gpu.Device {
 	if p := g.Partition; p != (Partition{}) {
 		return gpu.Partition{GPU: g.GPU, Profile: p.Profile, Placement: gpu.Placement{Start: p.Start, Size: p.Size}}

@@ -5,12 +5,14 @@
 // There is one file per claim, named by the claim's UID, so that the cost of a
 // write doesn't depend on how many claims there are; and, in directories of their
 // own, one per GPU on which MIG partitions were made, one per GPU whose compute
-// mode or time slice differs from its original one, and one of the GPUs that were
-// seen. Reads are served from memory: Claims lists all claims, each with the state of
-// its record and the phase of its unprepare. A
-// claim's record, data and name, is on disk when its write returns; a GPU's record, of
-// either kind, needn't survive a crash of the machine. A file is written under another
-// name and renamed, so that a crash leaves the old record or the new one.
+// mode or time slice differs from its original one, one per GPU with something wrong,
+// and one of the GPUs that were seen. Reads are served from memory: Claims lists all
+// claims, each with the state of its record and the phase of its unprepare.
+//
+// A file is written under another name and renamed, so that a crash leaves
+// the old record or the new one. The records of claims, of GPUs with something wrong and of
+// the GPUs that were seen, data and name, are on disk when their write returns. Those of
+// partitions and settings needn't survive a crash of the machine.
 //
 // A file is unreadable if its content isn't a record. Open renames it, and its claim
 // or GPU stays unreadable until another record replaces it or it is known that there is
@@ -23,9 +25,7 @@
 // those they don't know. The version is raised only when an older reader would
 // do harm, and an older reader refuses to start on such a file.
 //
-// The journal knows nothing of Kubernetes objects, CDI or hardware. Only
-// pkg/node/prepare, which writes claims' records, pkg/node/partition, which
-// writes GPUs', pkg/node/sharing, which writes settings, pkg/node/driver, which writes
-// the GPUs that were seen, pkg/node/doctor, which looks from outside, and pkg/node
-// import it.
+// The journal knows nothing of Kubernetes objects, CDI or hardware. Each kind of record
+// has one writer: prepare writes claims, partition the partitions, sharing the settings,
+// healthmonitor the health, and driver, at the start pkg/node, the GPUs that were seen.
 package journal

@@ -45,8 +45,8 @@ type store[R record] struct {
 	// prefix of the steps' names, which are the same with and without sync.
 	prefix string
 	steps  *failpoint.Steps
-	// sync: the records have to survive that the machine goes down. Where they
-	// are worth nothing then, it is enough that the kernel has them.
+	// sync: the records have to survive a crash of the machine. Other records are of no use
+	// after a boot, so it is enough that the kernel has them.
 	sync bool
 
 	mu         sync.RWMutex

@@ -38,9 +38,8 @@ func (p *Preparer) look(ctx context.Context, r holding.Record) (standing, error)
 }
 
 // user names what the claim is reserved for: the first, where there are more.
-// It isn't asked for: a claim is deallocated, and its device allocated to
-// another, only after nothing that is left uses it, so an allocated claim with a
-// user keeps its device.
+// The pod needn't be checked: while a claim is reserved, the scheduler gives its
+// device to nobody else.
 func user(claim *resourceapi.ResourceClaim) string {
 	ref := claim.Status.ReservedFor[0]
 	if ref.APIGroup == "" && ref.Resource == "pods" {

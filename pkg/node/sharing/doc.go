@@ -20,7 +20,6 @@
 // so only clients of the daemon can use the GPU. Each GPU has a lock, held for one
 // operation. GPUs don't wait for each other, except those of one daemon.
 //
-// The package knows nothing of Kubernetes objects or CDI. It is called by
-// pkg/node/prepare through an interface of that package; only pkg/node, which
-// wires the plugin, imports it.
+// The package knows nothing of Kubernetes objects or CDI. Packages prepare,
+// healthmonitor and driver call its Manager.
 package sharing
