@@ -48,8 +48,8 @@ type watch struct {
 	// failed the last one that has ended, with the error err.
 	calls, answered, failed int
 	err                     error
-	// current is set while the supervisor reports changes.
-	current bool
+	// current is set while the supervisor reports changes, ended since Watch has returned.
+	current, ended bool
 	// again ends the call, or the delay after it: the next one follows at once. nil before
 	// the first call.
 	again context.CancelFunc
@@ -64,6 +64,7 @@ func (m *Manager) Watch(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
+	m.mu.Change(func() { m.watch.ended = false })
 	said, redial := "", flowcontrol.NewBackOff(redialFirst, redialLast)
 	for ctx.Err() == nil {
 		call, again := context.WithCancel(ctx)
@@ -88,7 +89,7 @@ func (m *Manager) Watch(ctx context.Context) {
 		}
 		again()
 	}
-	m.mu.Change(func() { m.watch.failed, m.watch.err = m.watch.calls, ctx.Err() })
+	m.mu.Change(func() { m.watch.failed, m.watch.err, m.watch.ended = m.watch.calls, ctx.Err(), true })
 }
 
 // watchKey is the key of the only delay of Watch.
@@ -149,7 +150,8 @@ func (m *Manager) refresh(ctx context.Context) error {
 }
 
 // await returns once the supervisor has reported the effect of a call that it has answered
-// with this revision. A supervisor that ends meanwhile is waited for.
+// with this revision. A supervisor that ends meanwhile is waited for. When the plugin ends,
+// nobody reports any more what is still undone then: await returns at once.
 func (m *Manager) await(ctx context.Context, revision mps.Revision) error {
 	m.mu.Lock()
 	before, current := m.watch.calls, m.watch.current
@@ -158,7 +160,7 @@ func (m *Manager) await(ctx context.Context, revision mps.Revision) error {
 		before = m.redial()
 	}
 	err := m.mu.Wait(ctx, func() bool {
-		return m.watch.answered > before || revision != 0 && m.watch.revision >= revision
+		return m.watch.ended || m.watch.answered > before || revision != 0 && m.watch.revision >= revision
 	})
 	if err != nil {
 		return fmt.Errorf("wait until the MPS supervisor reports what it has done: %w", err)
@@ -260,10 +262,21 @@ func (m *Manager) stop(ctx context.Context, name string, wait bool) (ended bool,
 	}
 	if !ended {
 		step = "sharing.stopBegun"
+	} else {
+		m.forgetUnwatched(name)
 	}
 	m.cfg.Steps.Reached(step)
 	klog.FromContext(ctx).V(2).Info("MPS daemon is stopped", "daemon", name, "ended", ended)
 	return ended, nil
+}
+
+// forgetUnwatched notes the end of a daemon if the watch doesn't report it any more.
+func (m *Manager) forgetUnwatched(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.watch.ended {
+		delete(m.watch.found, name)
+	}
 }
 
 // isGone reports whether the supervisor doesn't answer, and the daemon has no directory:

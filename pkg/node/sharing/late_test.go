@@ -144,3 +144,19 @@ func TestSupervisorWithoutRevisions(t *testing.T) {
 		n.check(t, is{})
 	})
 }
+
+// TestLeavesAfterTheWatch: a claim that is withdrawn while the plugin ends, after Run has
+// returned, leaves nothing and waits for no report.
+func TestLeavesAfterTheWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, newMachine())
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		n.unwatch()
+		began := time.Now()
+		n.unprepare(t, "a")
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("waited %s", waited)
+		}
+		n.check(t, is{})
+	})
+}
