@@ -60,8 +60,9 @@ func Run(ctx context.Context, p Places, o Options) (Report, error) {
 	n.Capabilities = filepath.Join(root.ProcRoot, "proc/driver/nvidia/capabilities")
 	smi := sharing.SMI(driver.SMI(host, root))
 	return Examine(ctx, o, n, func(n *Node) (err error) {
-		n.Hardware, err = ReadHardware(ctx, session, smi)
+		// The daemons come first: nvidia-smi, which reads time slices, takes its time.
 		n.Sharing = readSharing(ctx, daemons, run)
+		n.Hardware, err = ReadHardware(ctx, session, smi)
 		return err
 	})
 }

@@ -58,6 +58,7 @@ func (m *Monitor) Forget(ctx context.Context, uuid gpu.UUID) error {
 // order returns the result of an order. Until it is taken, the end of ctx withdraws it.
 func (m *Monitor) order(ctx context.Context, o *Order) error {
 	o.result = make(chan error, 1)
+	m.cfg.Facts.RereadGPUs() // driver also takes an order that was withdrawn and is in the way
 	select {
 	case m.orders <- o:
 	case <-ctx.Done():

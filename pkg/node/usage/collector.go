@@ -90,8 +90,6 @@ type state struct {
 
 // now returns the state at a scrape.
 func (c *Collector) now() state {
-	ctx, cancel := context.WithTimeout(context.Background(), podResourcesTimeout)
-	defer cancel()
 	now := state{
 		claims: c.cfg.Journal.Claims().Records(), gpus: gpusOf(c.cfg.Facts),
 		made: map[gpu.UUID][]holding.MadePartition{}, readings: c.cfg.Readings.Scrape(),
@@ -101,6 +99,8 @@ func (c *Collector) now() state {
 			now.made[r.GPU] = r.Partitions
 		}
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), podResourcesTimeout)
+	defer cancel()
 	now.containers, _ = c.cfg.Kubelet.Containers(ctx) // whether it answered is a metric
 	return now
 }
