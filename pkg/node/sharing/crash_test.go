@@ -121,7 +121,7 @@ func crash(t *testing.T, s scenario, at int) (*node, []string) {
 	m, d := newMachine(), &death{}
 	n := start(t, m, t.TempDir(), "boot-1", d.step)
 	n.SetTimeSlices(policy)
-	m.step = d.step
+	m.set(func() { m.step = d.step })
 	for _, r := range s.before {
 		n.prepare(t, r)
 	}
@@ -129,7 +129,7 @@ func crash(t *testing.T, s scenario, at int) (*node, []string) {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.do(t, n) })
 	wg.Wait()
-	m.step = func(string) {}
+	m.set(func() { m.step = func(string) {} })
 	return n, d.steps
 }
 

@@ -263,18 +263,19 @@ func (m *Manager) stop(ctx context.Context, name string, wait bool) (ended bool,
 	if !ended {
 		step = "sharing.stopBegun"
 	} else {
-		m.forgetUnwatched(name)
+		m.forgetUnreported(name, revision)
 	}
 	m.cfg.Steps.Reached(step)
 	klog.FromContext(ctx).V(2).Info("MPS daemon is stopped", "daemon", name, "ended", ended)
 	return ended, nil
 }
 
-// forgetUnwatched notes the end of a daemon if the watch doesn't report it any more.
-func (m *Manager) forgetUnwatched(name string) {
+// forgetUnreported notes the end of a daemon, at a revision, that the watch has not reported
+// because it has ended.
+func (m *Manager) forgetUnreported(name string, revision mps.Revision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.watch.ended {
+	if m.watch.ended || m.watch.revision < revision {
 		delete(m.watch.found, name)
 	}
 }

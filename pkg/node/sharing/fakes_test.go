@@ -85,6 +85,21 @@ func (m *machine) enter(call string) error {
 	return fault(call)
 }
 
+// set changes how the machine behaves, which nobody is told of.
+func (m *machine) set(change func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change()
+}
+
+// stepped calls step.
+func (m *machine) stepped(name string) {
+	m.mu.Lock()
+	step := m.step
+	m.mu.Unlock()
+	step(name)
+}
+
 // do changes the machine and wakes the watchers.
 func (m *machine) do(change func()) {
 	m.mu.Lock()
@@ -144,7 +159,7 @@ func (m *machine) Ensure(ctx context.Context, d mps.Daemon) (mps.State, error) {
 		s.Revision = m.now()
 		m.daemons[d.Name] = s
 	})
-	m.step("machine.ensured")
+	m.stepped("machine.ensured")
 	return s, nil
 }
 
@@ -188,7 +203,7 @@ func (m *machine) Stop(ctx context.Context, name string) (revision mps.Revision,
 		delete(m.daemons, name)
 		revision = m.now()
 	})
-	m.step("machine.stopped")
+	m.stepped("machine.stopped")
 	return revision, nil
 }
 
@@ -209,7 +224,7 @@ func (m *machine) BeginStop(ctx context.Context, name string) (ended bool, revis
 		m.daemons[name] = s
 		revision = m.now()
 	})
-	m.step("machine.stopBegun")
+	m.stepped("machine.stopBegun")
 	return false, revision, nil
 }
 
@@ -249,7 +264,7 @@ func (m *machine) Watch(ctx context.Context, f func(mps.Report)) error {
 		report := m.report()
 		m.travel()
 		f(report)
-		if m.ends {
+		if m.endsNow() {
 			time.Sleep(time.Second)
 			return mps.ErrUnavailable
 		}
@@ -265,6 +280,12 @@ func (m *machine) Watch(ctx context.Context, f func(mps.Report)) error {
 			return mps.ErrUnavailable
 		}
 	}
+}
+
+func (m *machine) endsNow() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ends
 }
 
 func (m *machine) Left() ([]string, error) {
@@ -294,7 +315,7 @@ func (m *machine) SetComputeMode(uuid gpu.UUID, mode nvml.ComputeMode) error {
 		}
 		m.modes[uuid] = mode
 	})
-	m.step("machine.mode")
+	m.stepped("machine.mode")
 	return nil
 }
 
@@ -308,7 +329,7 @@ func (m *machine) smi(_ context.Context, args ...string) (string, error) {
 	names := []string{"Default", "Short", "Medium", "Long"}
 	if args[3] == "--set-timeslice" {
 		m.do(func() { m.intervals[uuid] = names[args[4][0]-'0'] })
-		m.step("machine.interval")
+		m.stepped("machine.interval")
 		return "Successfully set timeslice policy with value " + args[4] + " for GPU 0\n", nil
 	}
 	m.mu.Lock()
@@ -356,14 +377,18 @@ func (m *machine) die(name string) {
 	m.daemons[name] = s
 }
 
-// watchModes records the compute modes that are set from now on.
-func (m *machine) watchModes() *[]nvml.ComputeMode {
-	modes, step := &[]nvml.ComputeMode{}, m.step
-	m.step = func(name string) {
-		step(name)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		*modes = append(*modes, m.modes[gpu0])
+// watchModes records the compute modes that are set from now on. The result returns them.
+func (m *machine) watchModes() func() []nvml.ComputeMode {
+	var modes []nvml.ComputeMode
+	m.set(func() {
+		step := m.step
+		m.step = func(name string) {
+			step(name)
+			m.set(func() { modes = append(modes, m.modes[gpu0]) })
+		}
+	})
+	return func() (all []nvml.ComputeMode) {
+		m.set(func() { all = slices.Clone(modes) })
+		return all
 	}
-	return modes
 }

@@ -191,7 +191,7 @@ func TestKeptForClaimWithoutJoin(t *testing.T) {
 func TestModeIsRestoredForPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
-		m.lingers = true
+		m.set(func() { m.lingers = true })
 		n := newNode(t, m)
 		end := n.run(t)
 		n.prepare(t, claim("a", share(gpu0, 0)))

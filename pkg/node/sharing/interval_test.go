@@ -17,12 +17,14 @@ func TestTimeSliceUnsupported(t *testing.T) {
 	changes := 0
 	n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ConditionsChanged: func() { changes++ }})
 	n.SetTimeSlices(map[gpu.UUID]string{gpu0: "Long"})
-	m.fault = func(call string) error {
-		if strings.HasPrefix(call, "--set") {
-			return errors.New("exit status 2")
+	m.set(func() {
+		m.fault = func(call string) error {
+			if strings.HasPrefix(call, "--set") {
+				return errors.New("exit status 2")
+			}
+			return nil
 		}
-		return nil
-	}
+	})
 	for range 2 {
 		_, err := n.Join(t.Context(), n.hold(t, claim("a", replica(gpu0, 0))), nil)
 		wantError(t, err, "can't be set on this GPU", "Not Supported")

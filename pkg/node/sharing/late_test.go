@@ -19,14 +19,14 @@ func TestReportArrivesLate(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMachine()
 			n := newNode(t, m)
-			m.lag = time.Second
+			m.set(func() { m.lag = time.Second })
 			modes := m.watchModes()
 			end := n.run(t)
 			synctest.Wait() // the report without daemons is on its way
 			n.prepare(t, claim("a", share(gpu0, 0)))
 			time.Sleep(10 * time.Second)
-			if slices.Contains(*modes, nvml.ComputeProhibited) {
-				t.Errorf("a GPU whose daemon runs was closed: %v", *modes)
+			if slices.Contains(modes(), nvml.ComputeProhibited) {
+				t.Errorf("a GPU whose daemon runs was closed: %v", modes())
 			}
 			n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
 			end()
@@ -37,7 +37,7 @@ func TestReportArrivesLate(t *testing.T) {
 			m := newMachine()
 			n := newNode(t, m)
 			n.prepare(t, claim("a", share(gpu0, 0)))
-			m.lag = time.Second
+			m.set(func() { m.lag = time.Second })
 			end := n.run(t)
 			synctest.Wait() // the report with the daemon is on its way
 			n.unprepare(t, "a")
@@ -49,10 +49,10 @@ func TestReportArrivesLate(t *testing.T) {
 	t.Run("of the beginning of a stop", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMachine()
-			m.lingers = true
+			m.set(func() { m.lingers = true })
 			n := newNode(t, m)
 			n.prepare(t, claim("a", share(gpu0, 0)))
-			m.lag = time.Second
+			m.set(func() { m.lag = time.Second })
 			end := n.run(t)
 			synctest.Wait() // the report with the daemon is on its way
 			n.unprepare(t, "a")
@@ -73,7 +73,7 @@ func TestRecoverDuringAStart(t *testing.T) {
 		n := newNode(t, m)
 		n.prepare(t, claim("x", share(gpu1, 0)))
 		n.journal.AdvancePhase("x", holding.Leaving) // an orphan, once the list has been read
-		m.lag = time.Second
+		m.set(func() { m.lag = time.Second })
 		listed := make(chan error, 1)
 		go func() { listed <- n.Recover(t.Context()) }()
 		synctest.Wait()
@@ -84,8 +84,8 @@ func TestRecoverDuringAStart(t *testing.T) {
 		}
 		end := n.run(t)
 		time.Sleep(10 * time.Second)
-		if slices.Contains(*modes, nvml.ComputeProhibited) {
-			t.Errorf("a GPU whose daemon runs was closed: %v", *modes)
+		if slices.Contains(modes(), nvml.ComputeProhibited) {
+			t.Errorf("a GPU whose daemon runs was closed: %v", modes())
 		}
 		n.check(t, is{Daemons: daemonOf0, Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
 		end()
@@ -100,14 +100,16 @@ func TestReplyArrivesLate(t *testing.T) {
 		n := newNode(t, m)
 		end := n.run(t)
 		synctest.Wait()
-		m.step = func(step string) {
-			if step != "machine.ensured" {
-				return
+		m.set(func() {
+			m.step = func(step string) {
+				if step != "machine.ensured" {
+					return
+				}
+				m.step = func(string) {}
+				m.do(func() { m.die("gpu-980fb007") })
+				synctest.Wait() // the report has arrived before the reply
 			}
-			m.step = func(string) {}
-			m.do(func() { m.die("gpu-980fb007") })
-			synctest.Wait() // the report has arrived before the reply
-		}
+		})
 		n.prepare(t, claim("a", share(gpu0, 0)))
 		if got, _ := n.DaemonFaults(gpu0); len(got) != 1 || !strings.Contains(got[0].Message, "has ended") {
 			t.Errorf("faults of a dead daemon: %v", got)

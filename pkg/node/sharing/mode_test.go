@@ -99,12 +99,14 @@ func TestModeUnchanged(t *testing.T) {
 func TestWithoutComputeModes(t *testing.T) {
 	m := newMachine()
 	m.exclusive = false // can't be
-	m.fault = func(call string) error {
-		if strings.HasPrefix(call, "mode") {
-			return nvml.ErrNotSupported
+	m.set(func() {
+		m.fault = func(call string) error {
+			if strings.HasPrefix(call, "mode") {
+				return nvml.ErrNotSupported
+			}
+			return nil
 		}
-		return nil
-	}
+	})
 	n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ExclusiveProcess: true})
 	n.prepare(t, claim("a", share(gpu0, 0)))
 	n.unprepare(t, "a")
@@ -118,12 +120,14 @@ func TestPutBackLater(t *testing.T) {
 		m := newMachine()
 		n := newNode(t, m)
 		n.prepare(t, claim("a", share(gpu0, 0)))
-		m.fault = func(call string) error {
-			if strings.HasPrefix(call, "mode") {
-				return nvml.ErrLost
+		m.set(func() {
+			m.fault = func(call string) error {
+				if strings.HasPrefix(call, "mode") {
+					return nvml.ErrLost
+				}
+				return nil
 			}
-			return nil
-		}
+		})
 		n.unprepare(t, "a")
 		n.check(t, is{Modes: exclusive0, Settings: []holding.Settings{changedMode(gpu0)}})
 		n.hold(t, claim("b", whole(gpu0)))

@@ -162,16 +162,18 @@ func TestFaultsOfTheMachine(t *testing.T) {
 			n.SetTimeSlices(map[gpu.UUID]string{gpu1: "Long"})
 			r := n.hold(t, claim("a", share(gpu0, 0), replica(gpu1, 0)))
 			fail := errors.New("broken")
-			m.fault = func(call string) error {
-				if strings.HasPrefix(call, broken) {
-					return fail
+			m.set(func() {
+				m.fault = func(call string) error {
+					if strings.HasPrefix(call, broken) {
+						return fail
+					}
+					return nil
 				}
-				return nil
-			}
+			})
 			if _, err := n.Join(t.Context(), r, nil); !errors.Is(err, fail) && !strings.Contains(fmt.Sprint(err), "Not Supported") {
 				t.Errorf("got %v", err)
 			}
-			m.fault = nil
+			m.set(func() { m.fault = nil })
 			n.prepare(t, r)
 			n.unprepare(t, "a")
 			n.check(t, is{})
@@ -203,12 +205,14 @@ func TestBlocked(t *testing.T) {
 		m := newMachine()
 		n := newNode(t, m)
 		unblock := make(chan struct{})
-		m.fault = func(call string) error {
-			if call == "ensure gpu-980fb007-mig-1g18gb-0" {
-				<-unblock
+		m.set(func() {
+			m.fault = func(call string) error {
+				if call == "ensure gpu-980fb007-mig-1g18gb-0" {
+					<-unblock
+				}
+				return nil
 			}
-			return nil
-		}
+		})
 		var wg sync.WaitGroup
 		wg.Go(func() { n.prepare(t, claim("a", ofPartition(gpu0, 0))) })
 		synctest.Wait()
@@ -317,7 +321,7 @@ func TestLastShareLeavesAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				m := newMachine()
-				m.lingers = true
+				m.set(func() { m.lingers = true })
 				n := newNode(t, m)
 				n.prepare(t, claim("a", share(gpu0, 0)))
 				n.unprepare(t, "a")

@@ -64,7 +64,7 @@ func TestSupervisorAway(t *testing.T) {
 // succeed, and failed ones can be released.
 func TestNoSupervisorAtAll(t *testing.T) {
 	m := newMachine()
-	m.away = true
+	m.set(func() { m.away = true })
 	n := newNode(t, m)
 	if err := n.Recover(t.Context()); err != nil {
 		t.Error(err)
@@ -102,7 +102,7 @@ func TestLeftDaemon(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			m := newMachine()
-			m.away = true
+			m.set(func() { m.away = true })
 			m.daemons[c.daemon] = mps.State{Daemon: mps.Daemon{Name: c.daemon}}
 			n := newNode(t, m)
 			if c.claim.ClaimUID != "" {
@@ -249,7 +249,7 @@ func TestFaultIsWarnedOf(t *testing.T) {
 func TestNextDaemonIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
-		m.lingers = true
+		m.set(func() { m.lingers = true })
 		var warned []string
 		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{
 			ExclusiveProcess: true, Warn: func(r holding.Record, _, message string) { warned = append(warned, r.Name+": "+message) },
@@ -268,7 +268,7 @@ func TestNextDaemonIsNoOutage(t *testing.T) {
 func TestCrashWhileADaemonEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
-		m.lingers = true
+		m.set(func() { m.lingers = true })
 		n := newNode(t, m)
 		n.prepare(t, claim("a", share(gpu0, 0)))
 		n.unprepare(t, "a")

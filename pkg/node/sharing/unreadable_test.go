@@ -56,14 +56,14 @@ func TestUnreadableLeaves(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(n.dir, "a.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m.away = true
+	m.set(func() { m.away = true })
 	n = start(t, m, n.dir, "boot-1", nil)
 	n.journal.AdvancePhase("a", holding.Leaving)
 	r := claim("a", g) // by the device's name; not which boot it is of
 	if err := n.Leave(t.Context(), r); !errors.Is(err, mps.ErrUnavailable) {
 		t.Errorf("leave: got %v", err)
 	}
-	m.away = false
+	m.set(func() { m.away = false })
 	if err := n.Leave(t.Context(), r); err != nil {
 		t.Error(err)
 	}
