@@ -156,9 +156,6 @@ func (c *computed) check(h driverroot.Host, d *Driver, devices map[gpu.DeviceNam
 			return err
 		}
 		for _, name := range sortedNames(devices) {
-			if devices[name].Device == nil {
-				return fmt.Errorf("device %s: it has not been made ready", name)
-			}
 			if err := c.checkDevice(d, devices[name].Device); err != nil {
 				return fmt.Errorf("device %s: %w", name, err)
 			}

@@ -24,6 +24,7 @@ func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (map[gpu.
 	if err != nil {
 		return nil, failedAt(stepHardware, err)
 	}
+	p.cfg.Steps.Reached("prepare.ready")
 	dirs, err := p.join(ctx, r, made)
 	if err != nil {
 		return nil, failedAt(stepSharing, err)

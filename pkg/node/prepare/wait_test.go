@@ -134,7 +134,7 @@ func TestLateUnprepareWins(t *testing.T) {
 	whole, shared := newClaim("c", result("gpu", 0)), newClaim("c", shareOf("s", 0, "3g.40gb", 0, 2, 0))
 	for step, c := range map[string]*resourceapi.ResourceClaim{
 		"prepare.locked": whole, "journal.put.created": whole, "journal.put.renamed": whole, "prepare.recorded": whole, "prepare.written": whole,
-		"partition.created": shared, "partition.made": shared, "prepare.made": shared, "sharing.ensured": shared, "prepare.joined": shared,
+		"partition.created": shared, "partition.made": shared, "prepare.made": shared, "prepare.ready": shared, "sharing.ensured": shared, "prepare.joined": shared,
 	} {
 		t.Run(step, func(t *testing.T) {
 			reached, goOn := make(chan struct{}), make(chan struct{})
