@@ -45,26 +45,33 @@ func (p *Plugin) waitAlone(ctx context.Context) error {
 	}
 }
 
-// watchSockets checks for drivers that take over the plugin's name, until ctx
-// ends. It returns errTaken. intact reports on a socket for old kubelets, which is
-// created later if at all.
-func (p *Plugin) watchSockets(ctx context.Context, intact func() bool) error {
-	own := map[string]os.FileInfo{}
-	for _, socket := range p.sockets() {
-		own[socket], _ = os.Stat(socket)
+// files returns the sockets' files, nil for one that doesn't exist.
+func files(sockets []string) map[string]os.FileInfo {
+	all := make(map[string]os.FileInfo, len(sockets))
+	for _, socket := range sockets {
+		all[socket], _ = os.Stat(socket)
 	}
+	return all
+}
+
+// watchSockets checks for drivers that take over the plugin's name, until ctx
+// ends. It returns errTaken. own are the plugin's sockets as they were created;
+// oldIntact reports on a socket for old kubelets, which is created later if at all.
+func (p *Plugin) watchSockets(ctx context.Context, own map[string]os.FileInfo, oldIntact func() bool) error {
 	for {
 		select {
 		case <-time.After(p.every):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		// Before the others are asked: who replaces the sockets after that is noticed next time.
+		intact := areThere(own) && oldIntact()
 		err := p.checkAlone(ctx, own)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		p.reportConflict(ctx, err)
-		if err == nil && (!areThere(own) || !intact()) {
+		if err == nil && !intact {
 			return errTaken
 		}
 	}

@@ -127,6 +127,20 @@ func ofRegistration(interceptor grpc.UnaryServerInterceptor) grpc.UnaryServerInt
 	}
 }
 
+// after returns a gRPC interceptor with which calls wait until the channel is closed. Who
+// has registered the plugin may count on its watching its sockets: another driver's, which
+// replace them, are never taken for the plugin's own.
+func after(closed <-chan struct{}) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		select {
+		case <-closed:
+			return next(ctx, req)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
 // noteRegistration is a gRPC interceptor that handles the kubelet's notice
 // about the plugin's registration.
 func (p *Plugin) noteRegistration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {

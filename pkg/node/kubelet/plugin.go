@@ -110,6 +110,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer p.EndForwarding()
 	old := v1alpha4.New(cancel)
 	defer old.Stop()
+	noted := make(chan struct{})
 	// Not with running: after a handover calls may end later than that.
 	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), newHandler(p.cfg, &p.gate, cancel),
 		kubeletplugin.DriverName(p.cfg.Driver),
@@ -121,6 +122,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		kubeletplugin.HealthService(p.cfg.Health != nil),
 		kubeletplugin.GRPCInterceptor(p.gate.handle),
 		kubeletplugin.GRPCInterceptor(p.announce),
+		kubeletplugin.GRPCInterceptor(ofRegistration(after(noted))),
 		kubeletplugin.GRPCInterceptor(ofRegistration(p.tellDataDir)),
 		kubeletplugin.GRPCInterceptor(ofRegistration(p.noteRegistration)),
 		kubeletplugin.GRPCInterceptor(ofRegistration(old.Registration)),
@@ -129,9 +131,11 @@ func (p *Plugin) Run(ctx context.Context) error {
 		return fmt.Errorf("serve the kubelet: %w", err)
 	}
 	defer helper.Stop()
+	own := files(p.sockets())
+	close(noted)
 	var watched sync.WaitGroup
 	defer watched.Wait()
-	watched.Go(func() { cancel(p.watchSockets(running, old.Intact)) })
+	watched.Go(func() { cancel(p.watchSockets(running, own, old.Intact)) })
 	<-running.Done()
 	p.awaitForwarded(ctx)
 	if ctx.Err() != nil {
