@@ -5,27 +5,47 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// recallGPUs takes the list of the node's GPUs from the report of the plugin before, if the
-// journal has none: a release that kept none in the journal may have run, or a plugin that
-// has left nothing on the host. It is called before the driver is looked for.
+// recallGPUs makes the journal's list of the node's GPUs the one to begin with, before the
+// driver is looked for. If the journal has none, it comes from the report of the plugin
+// before: a release that kept none in the journal may have run, or a plugin that has left
+// nothing on the host. If there is no report, the list goes: the Node has been deleted, and
+// was added again, perhaps with other GPUs.
 func (p *plugin) recallGPUs(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	if err := p.journal.UnreadableSeen(); err != nil {
 		logger.Error(err, "The list of the node's GPUs in the journal is unreadable", "node", p.cfg.NodeName)
 	}
-	if _, known := p.journal.Seen(); known {
-		return
+	_, known := p.journal.Seen()
+	if known && p.tenure.tookOver {
+		return // the plugin before has served the same Node until now
 	}
 	ctx, cancel := context.WithTimeout(ctx, serverPatience)
 	defer cancel()
-	gpus, bootID, err := p.reporter.Before(ctx)
-	if err == nil && len(gpus) > 0 {
-		err = p.journal.PutSeen(holding.Seen{BootID: bootID, GPUs: gpus})
+	report, err := p.reporter.Get(ctx)
+	switch {
+	case err != nil && known:
+		return
+	case err != nil:
+	case report == nil:
+		err = p.journal.DeleteSeen()
+	case !known:
+		err = p.keepReported(report)
 	}
 	if err != nil {
-		logger.Error(err, "It isn't known which GPUs the node had; one that is lost now may go unnoticed", "node", p.cfg.NodeName)
+		logger.Error(err, "It isn't known which GPUs the node had; one that is lost now may go unnoticed, and one that was taken out may be missed", "node", p.cfg.NodeName)
 	}
+}
+
+// keepReported writes the GPUs of a report to the journal.
+func (p *plugin) keepReported(report *v1alpha1.GPUInventory) error {
+	gpus := inventory.Node(report).GPUs
+	if len(gpus) == 0 {
+		return nil
+	}
+	return p.journal.PutSeen(holding.Seen{BootID: report.Status.BootID, GPUs: gpus})
 }

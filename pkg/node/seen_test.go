@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -37,7 +38,7 @@ func (r *reporting) RoundTrip(*http.Request) (*http.Response, error) {
 	status, body := http.StatusOK, any(r.inventory)
 	switch {
 	case r.away:
-		return nil, io.ErrUnexpectedEOF
+		return nil, unix.ECONNREFUSED
 	case r.inventory == nil:
 		status, body = http.StatusNotFound, map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": status}
 	}
@@ -47,7 +48,7 @@ func (r *reporting) RoundTrip(*http.Request) (*http.Response, error) {
 
 // TestRecallGPUs checks where a plugin that starts knows the node's GPUs from: the journal or,
 // if that has no list of them, the report of the plugin before, as after an upgrade from a
-// release whose journal had none.
+// release whose journal had none. GPUs of a Node that was deleted don't count.
 func TestRecallGPUs(t *testing.T) {
 	reported := &v1alpha1.GPUInventory{}
 	reported.Kind, reported.APIVersion, reported.Name, reported.Status.BootID = "GPUInventory", v1alpha1.GroupVersion.String(), "node-0", "reported"
@@ -57,20 +58,17 @@ func TestRecallGPUs(t *testing.T) {
 		server     reporting
 		want       string // the boot of the list; empty: none
 		wantLogged string
+		tookOver   bool
 		wantAsked  bool
 	}{
-		"the journal has them": {
-			journal: func(t *testing.T, j *journal.Journal, _ string) {
-				if err := j.PutSeen(holding.Seen{BootID: "journal", GPUs: []gpu.GPU{{UUID: "GPU-of-the-journal"}}}); err != nil {
-					t.Fatal(err)
-				}
-			},
-			server: reporting{inventory: reported}, want: "journal",
-		},
-		"an upgrade":             {server: reporting{inventory: reported}, want: "reported", wantAsked: true},
-		"an installation":        {wantAsked: true},
-		"the server is away":     {server: reporting{away: true}, wantLogged: "may go unnoticed", wantAsked: true},
-		"the list is unreadable": {journal: putGarbage, server: reporting{inventory: reported}, want: "reported", wantLogged: "gpus.corrupt", wantAsked: true},
+		"the journal has them":                         {journal: putSeen, server: reporting{inventory: reported}, want: "journal", wantAsked: true},
+		"the journal has them, and the server is away": {journal: putSeen, server: reporting{away: true}, want: "journal", wantAsked: true},
+		"the Node was deleted":                         {journal: putSeen, wantAsked: true},
+		"a takeover":                                   {journal: putSeen, tookOver: true, want: "journal"},
+		"an upgrade":                                   {server: reporting{inventory: reported}, want: "reported", wantAsked: true},
+		"an installation":                              {wantAsked: true},
+		"the server is away":                           {server: reporting{away: true}, wantLogged: "may go unnoticed", wantAsked: true},
+		"the list is unreadable":                       {journal: putGarbage, server: reporting{inventory: reported}, want: "reported", wantLogged: "gpus.corrupt", wantAsked: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -91,7 +89,7 @@ func TestRecallGPUs(t *testing.T) {
 				t.Fatal(err)
 			}
 			logger, lines := pacetest.Logger(t)
-			(&plugin{cfg: Config{NodeName: "node-0"}, journal: j, reporter: r}).recallGPUs(klog.NewContext(t.Context(), logger))
+			(&plugin{cfg: Config{NodeName: "node-0"}, tenure: tenure{tookOver: tc.tookOver}, journal: j, reporter: r}).recallGPUs(klog.NewContext(t.Context(), logger))
 			got, ok := j.Seen()
 			if ok != (tc.want != "") || got.BootID != tc.want {
 				t.Errorf("the list is of boot %q: %t, want %q", got.BootID, ok, tc.want)
@@ -108,6 +106,12 @@ func TestRecallGPUs(t *testing.T) {
 				t.Errorf("logged %q, want %q in it", logger.GetSink().(ktesting.Underlier).GetBuffer().String(), tc.wantLogged)
 			}
 		})
+	}
+}
+
+func putSeen(t *testing.T, j *journal.Journal, _ string) {
+	if err := j.PutSeen(holding.Seen{BootID: "journal", GPUs: []gpu.GPU{{UUID: "GPU-of-the-journal"}}}); err != nil {
+		t.Fatal(err)
 	}
 }
 

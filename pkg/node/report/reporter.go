@@ -15,8 +15,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
-	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/notify"
 )
@@ -98,16 +96,6 @@ func (r *Reporter) Registered() {
 // facts.
 func (r *Reporter) WaitReported(ctx context.Context) error {
 	return r.mu.Wait(ctx, func() bool { return r.reported })
-}
-
-// Before returns the GPUs in the report of the plugin before, and the boot in which it was
-// written; none if there is no report.
-func (r *Reporter) Before(ctx context.Context) (gpus []gpu.GPU, bootID string, _ error) {
-	inv, err := r.get(ctx)
-	if err != nil || inv == nil {
-		return nil, "", err
-	}
-	return inventory.Node(inv).GPUs, inv.Status.BootID, nil
 }
 
 // saw stores an inventory, and passes it on, unless a newer one is known.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 )
@@ -66,12 +67,12 @@ func startWith(t *testing.T, cfg report.Config) (r reporting, stop func()) {
 	return r, stop
 }
 
-// TestReportOfThePluginBefore checks that the GPUs of an earlier report can be read.
+// TestReportOfThePluginBefore checks that an earlier report can be read.
 func TestReportOfThePluginBefore(t *testing.T) {
 	s := newServer(t)
 	before, stop := start(t, s)
-	if gpus, boot, err := before.Before(t.Context()); len(gpus) > 0 || boot != "" || err != nil {
-		t.Errorf("without a report: %v, boot %q, error %v", gpus, boot, err)
+	if inv, err := before.Get(t.Context()); inv != nil || err != nil {
+		t.Errorf("without a report: %v, error %v", inv, err)
 	}
 	before.Found(node(h100))
 	if err := before.WaitReported(t.Context()); err != nil {
@@ -79,13 +80,16 @@ func TestReportOfThePluginBefore(t *testing.T) {
 	}
 	stop()
 	r, _ := start(t, s)
-	gpus, boot, err := r.Before(t.Context())
-	if diff := cmp.Diff([]gpu.GPU{h100}, gpus); diff != "" || boot != "boot" || err != nil {
-		t.Errorf("boot %q, error %v, GPUs (-reported +got):\n%s", boot, err, diff)
+	inv, err := r.Get(t.Context())
+	if err != nil || inv == nil || inv.Status.BootID != "boot" {
+		t.Fatalf("the report before: %v, error %v, want that of boot %q", inv, err, "boot")
+	}
+	if diff := cmp.Diff([]gpu.GPU{h100}, inventory.Node(inv).GPUs); diff != "" {
+		t.Errorf("GPUs (-reported +got):\n%s", diff)
 	}
 	s.setAway(true)
-	if gpus, _, err := r.Before(t.Context()); err == nil {
-		t.Errorf("while the server is away: %v, want an error", gpus)
+	if inv, err := r.Get(t.Context()); err == nil {
+		t.Errorf("while the server is away: %v, want an error", inv)
 	}
 }
 

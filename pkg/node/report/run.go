@@ -220,7 +220,7 @@ func (r *Reporter) update(ctx context.Context, inv *v1alpha1.GPUInventory) error
 
 // refresh reads the object, for when the watch is behind.
 func (r *Reporter) refresh(ctx context.Context) error {
-	inv, err := r.get(ctx)
+	inv, err := r.Get(ctx)
 	switch {
 	case err != nil:
 		return err
@@ -232,8 +232,8 @@ func (r *Reporter) refresh(ctx context.Context) error {
 	return nil
 }
 
-// get reads the object; nil: there is none.
-func (r *Reporter) get(ctx context.Context) (*v1alpha1.GPUInventory, error) {
+// Get reads the object; nil: there is none. It may be called before Run.
+func (r *Reporter) Get(ctx context.Context) (*v1alpha1.GPUInventory, error) {
 	inv := &v1alpha1.GPUInventory{}
 	err := r.inventories.Get().Resource(inventoryResource).Name(r.cfg.NodeName).Do(ctx).Into(inv)
 	switch {
