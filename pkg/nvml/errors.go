@@ -2,6 +2,10 @@ package nvml
 
 import (
 	"errors"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
 )
 
 // The answers of NVML that this driver distinguishes. Every error of this
@@ -43,3 +47,19 @@ var (
 	// (see gpu.MIG.Switchable).
 	ErrNotSwitchable = errors.New("MIG mode can't be switched here")
 )
+
+// ConditionOf returns the condition of a GPU for which a call has failed: a GPU that refuses
+// calls until it is reset isn't lost, and one whose error says none of that is Unreadable. It is
+// the one place that decides so, for the facts and for the health of a GPU.
+func ConditionOf(err error) gpu.Condition {
+	c := gpu.Condition{Type: gpu.Unreadable, Message: err.Error()}
+	switch {
+	case errors.Is(err, gonvml.ERROR_RESET_REQUIRED):
+		c.Type = gpu.ResetRequired
+	case errors.Is(err, ErrLost):
+		c.Type = gpu.Lost
+	case errors.Is(err, ErrNotResponding):
+		c.Type = gpu.NotResponding
+	}
+	return c
+}

@@ -97,7 +97,7 @@ func (k known) list(before known, read []gpu.GPU, failed map[int]error) (gpus []
 		g := silent[uuid].GPU
 		g.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "NVML no longer lists the GPU"}}
 		if err != nil {
-			g.Conditions = []gpu.Condition{conditionOf(err)}
+			g.Conditions = []gpu.Condition{ConditionOf(err)}
 		}
 		gpus = append(gpus, g)
 	}

@@ -299,20 +299,7 @@ func (s *Session) readKnown(handle gonvml.Device, last identity, as access) (gpu
 	case errors.Is(err, errBeingChanged):
 		g.Conditions = last.conditions
 	case err != nil:
-		g.Conditions = []gpu.Condition{conditionOf(err)}
+		g.Conditions = []gpu.Condition{ConditionOf(err)}
 	}
 	return g, err
-}
-
-func conditionOf(err error) gpu.Condition {
-	c := gpu.Condition{Type: gpu.Unreadable, Message: err.Error()}
-	switch {
-	case errors.Is(err, gonvml.ERROR_RESET_REQUIRED):
-		c.Type = gpu.ResetRequired
-	case errors.Is(err, ErrLost):
-		c.Type = gpu.Lost
-	case errors.Is(err, ErrNotResponding):
-		c.Type = gpu.NotResponding
-	}
-	return c
 }

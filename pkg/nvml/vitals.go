@@ -21,7 +21,7 @@ func (s *Session) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
 	v, err := onGPU(s, uuid, reads, "read its vitals", s.limits.read, func(handle gonvml.Device, object string) (gpu.Vitals, error) {
 		return s.readVitals(handle, uuid, object)
 	})
-	if errors.Is(err, gonvml.ERROR_RESET_REQUIRED) {
+	if err != nil && ConditionOf(err).Type == gpu.ResetRequired {
 		return gpu.Vitals{Recovery: gpu.RecoveryReset}, nil
 	}
 	return v, err

@@ -145,6 +145,38 @@ func TestVitalsOfAWedgedGPU(t *testing.T) {
 	}
 }
 
+// TestFactsAndVitalsAgree checks that both say the same of a GPU that refuses calls.
+func TestFactsAndVitalsAgree(t *testing.T) {
+	for name, c := range map[string]struct {
+		breaks func(*nvmlsim.Machine) error
+		want   gpu.ConditionType
+	}{
+		"lost": {func(m *nvmlsim.Machine) error { return m.Lose(0) }, gpu.Lost},
+		"needs a reset": {func(m *nvmlsim.Machine) error {
+			return m.ChangeGPU(0, func(g *nvmlsim.GPUState) error { g.ResetRequired = true; return nil })
+		}, gpu.ResetRequired},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := nvmltest.NewSimulated(t, "2xh100-80gb")
+			uuid := list(t, s)[0].UUID
+			if err := c.breaks(s.Machine); err != nil {
+				t.Fatal(err)
+			}
+			if all := list(t, s)[0].Conditions; len(all) != 1 || all[0].Type != c.want {
+				t.Errorf("the facts have the conditions %v, want %s", all, c.want)
+			}
+			v, err := s.Vitals(uuid)
+			is := gpu.ResetRequired // as the driver's recovery action
+			if err != nil {
+				is = nvml.ConditionOf(err).Type
+			}
+			if is != c.want || err == nil && v.Recovery != gpu.RecoveryReset {
+				t.Errorf("the vitals say %+v, %v, want %s", v, err, c.want)
+			}
+		})
+	}
+}
+
 // TestEventsBesideALostGPU checks that events of the other GPUs arrive while one is lost,
 // for which NVML refuses the whole set, that all GPUs are read again then, and that the
 // events of the lost GPU arrive again when it answers.

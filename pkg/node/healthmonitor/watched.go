@@ -2,7 +2,6 @@ package healthmonitor
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -187,7 +186,7 @@ func (m *Monitor) examine(ctx context.Context, w *watchedGPU) *gpu.Vitals {
 
 // recovery returns the recovery action. A GPU that is lost has none.
 func (a answer) recovery() gpu.RecoveryAction {
-	if a.err != nil && !errors.Is(a.err, nvml.ErrLost) {
+	if a.err != nil && nvml.ConditionOf(a.err).Type != gpu.Lost {
 		return gpu.RecoveryNotRead
 	}
 	return a.vitals.Recovery
@@ -213,15 +212,12 @@ func (m *Monitor) observe(ctx context.Context, w *watchedGPU, a answer) {
 	r := health.Reading{At: time.Now(), Load: m.load()}
 	r.DaemonFaults, r.DaemonsKnown = m.cfg.DaemonFaults(w.uuid)
 	var problem error
-	switch {
-	case a.err == nil:
+	if a.err == nil {
 		r.Vitals = &a.vitals
-	case errors.Is(a.err, nvml.ErrLost):
-		r.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: a.err.Error()}}
-	case errors.Is(a.err, nvml.ErrNotResponding):
-		r.Conditions = []gpu.Condition{{Type: gpu.NotResponding, Message: a.err.Error()}}
-	default:
-		problem = a.err
+	} else if c := nvml.ConditionOf(a.err); c.Type == gpu.Unreadable {
+		problem = a.err // the reading of the facts says whether more can't be read than the vitals
+	} else {
+		r.Conditions = []gpu.Condition{c}
 	}
 	m.noteUnread(ctx, w, problem)
 	m.change(ctx, w, func(s health.State) health.State { return s.Observe(r) })
