@@ -25,10 +25,10 @@ func TestForget(t *testing.T) {
 		t.Fatal("the facts don't have the GPU of the report")
 	}
 	there := gpu.UUID(installed.Machine.GPUs[0].UUID)
-	if err := f.Health.Forget(t.Context(), there); err == nil || !has(there) {
+	if err := f.Health.OrderForget(t.Context(), there); err == nil || !has(there) {
 		t.Errorf("a GPU that NVML lists: %v; in the facts: %t", err, has(there))
 	}
-	if err := f.Health.Forget(t.Context(), gone.UUID); err != nil {
+	if err := f.Health.OrderForget(t.Context(), gone.UUID); err != nil {
 		t.Fatal(err)
 	}
 	if has(gone.UUID) {
@@ -54,7 +54,7 @@ func TestForgetIsGivenUp(t *testing.T) {
 	f.build()
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
-	go func() { failed <- f.Health.Forget(ctx, gone.UUID) }()
+	go func() { failed <- f.Health.OrderForget(ctx, gone.UUID) }()
 	f.Facts.AwaitRequest(ctx, time.Minute) // it has requested it
 	cancel()
 	if err := <-failed; err == nil {

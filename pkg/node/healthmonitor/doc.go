@@ -3,9 +3,9 @@
 // decide, stores the decision in the journal and passes it on to the facts. It also
 // looks for GPUs that don't respond, resets GPUs, and ends conditions by hand.
 //
-// Each GPU has a goroutine of its own, so one that doesn't answer delays no other. It is
-// one package because readings, resets and endings all change what is stored of a GPU, in
-// that goroutine.
+// It keeps the times of all that is read of GPUs without an event, as tasks that don't wait
+// for each other (observe.go): a GPU that doesn't answer delays no other. It is one package
+// because readings, resets and endings all change what is stored of a GPU.
 //
 // It is given the hardware by pkg/node/driver. What only driver can do, because NVML has
 // to be closed for it or the list of GPUs read, is an Order that driver takes.

@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -42,35 +41,26 @@ func (m *Monitor) enqueue(inv *v1alpha1.GPUInventory) {
 	if text == "" {
 		return
 	}
-	for {
-		select {
-		case m.endings <- text:
-			return
-		default:
-		}
-		select {
-		case <-m.endings: // an older one
-		default:
-		}
-	}
+	m.mu.Lock()
+	m.ending = text
+	m.mu.Unlock()
+	m.tasks.At(endByHand, time.Now())
 }
 
-// handleEndings ends conditions by hand until ctx ends.
-func (m *Monitor) handleEndings(ctx context.Context) {
+// handleEnding ends the condition that was requested last. While the annotation can't be removed,
+// requests wait: each change of the inventory would be another attempt.
+func (m *Monitor) handleEnding(ctx context.Context) {
 	m.awaitGPUs(ctx)
-	failures := flowcontrol.NewBackOff(removeFirst, removeLast) // each change of the inventory would be another attempt
-	for {
-		select {
-		case text := <-m.endings:
-			if stays := m.handle(ctx, text); !stays {
-				failures.Reset(m.cfg.NodeName)
-				continue
-			}
-			failures.Next(m.cfg.NodeName, time.Now())
-		case <-ctx.Done():
-			return
-		}
-		pause(ctx, failures.Get(m.cfg.NodeName), nil)
+	m.mu.Lock()
+	text := m.ending
+	m.ending = ""
+	m.mu.Unlock()
+	switch {
+	case text == "" || ctx.Err() != nil:
+	case m.handle(ctx, text):
+		m.tasks.Failed(endByHand)
+	default:
+		m.tasks.Succeeded(endByHand)
 	}
 }
 
@@ -131,14 +121,14 @@ func (m *Monitor) endAsRequested(ctx context.Context, text string) error {
 	return fmt.Errorf("the node has no GPU %s", words[0])
 }
 
-// forget removes a lost GPU from the facts, if NVML doesn't list it and no claim has it.
-func (m *Monitor) forget(ctx context.Context, uuid gpu.UUID) error {
+// forgetUnlisted removes a lost GPU from the facts, if NVML doesn't list it and no claim has it.
+func (m *Monitor) forgetUnlisted(ctx context.Context, uuid gpu.UUID) error {
 	if users := m.users(uuid); len(users) > 0 {
 		return fmt.Errorf("%s has the GPU", users[0])
 	}
 	ctx, cancel := context.WithTimeout(ctx, forgetWithin)
 	defer cancel()
-	return m.Forget(ctx, uuid)
+	return m.OrderForget(ctx, uuid)
 }
 
 // remove removes the annotation if it still has that value.

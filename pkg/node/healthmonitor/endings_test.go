@@ -61,7 +61,7 @@ func TestAnnotationThatStaysIsRetriedSeldom(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			m.handleEndings(ctx)
+			m.doTasks(ctx)
 		}()
 		inv := &v1alpha1.GPUInventory{}
 		inv.Annotations = map[string]string{v1alpha1.AnnotationEndCondition: "0 NeedsInspection 2026-01-02T15:04:05Z jane it was replaced"}

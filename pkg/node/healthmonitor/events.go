@@ -41,7 +41,7 @@ func (m *Monitor) reportChange(uuid gpu.UUID, began, ended []health.Cause) {
 		if !(gpu.Condition{Type: c.Type}).Blocks() {
 			continue
 		}
-		for _, pod := range m.holders(gpu.XID{GPU: uuid}) {
+		for _, pod := range m.podsOn(gpu.XID{GPU: uuid}) {
 			if c.Type.OnlyMPS() && !pod.MPS {
 				continue
 			}
@@ -136,7 +136,7 @@ func (a affected) doubt() string {
 // An error of one client ends all clients of an MPS server, and the kernel log names
 // any of them: on an H200 with driver 580 it was the one that had done nothing.
 func (m *Monitor) findAffected(ctx context.Context, x gpu.XID) affected {
-	holders := m.holders(x)
+	holders := m.podsOn(x)
 	a := affected{certain: true}
 	for _, s := range m.log.find(ctx, x, m.addressOf(x.GPU)) {
 		a.process = fmt.Sprintf(", process %d (%s)", s.Process.PID, s.Process.Name)

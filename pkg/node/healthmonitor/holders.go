@@ -14,8 +14,8 @@ type Pod struct {
 	MPS bool
 }
 
-// holders returns the pods that use an XID's GPU or instance.
-func (m *Monitor) holders(x gpu.XID) []Pod {
+// podsOn returns the pods that use an XID's GPU or instance.
+func (m *Monitor) podsOn(x gpu.XID) []Pod {
 	var instances []gpu.Instance
 	if g, ok := m.gpu(x.GPU); ok && g.MIG != nil {
 		instances = append(instances, g.MIG.Instances...) // made by others

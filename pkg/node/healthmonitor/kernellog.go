@@ -124,7 +124,7 @@ func (l *kernelLog) follow(ctx context.Context, path string) {
 		record += part
 		switch {
 		case errors.Is(err, io.EOF):
-			pause(ctx, logPause, nil)
+			sleep(ctx, logPause)
 			continue // with the rest of the record
 		case errors.Is(err, syscall.EPIPE): // records were overwritten
 		case err != nil:

@@ -2,7 +2,6 @@ package healthmonitor
 
 import (
 	"maps"
-	"sync"
 	"time"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -19,17 +18,14 @@ type subject struct {
 	code uint64
 }
 
-// limiter keeps storms of XIDs from becoming storms of events.
+// limiter keeps storms of XIDs from becoming storms of events. It is for one goroutine.
 type limiter struct {
-	mu   sync.Mutex
 	last map[subject]time.Time
 }
 
 // allow reports whether an event about the subject may be written now, and records
 // that it is.
 func (l *limiter) allow(s subject, now time.Time) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	maps.DeleteFunc(l.last, func(_ subject, at time.Time) bool { return now.Sub(at) >= repeatAfter })
 	if _, recent := l.last[s]; recent {
 		return false

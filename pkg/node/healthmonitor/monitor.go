@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/inventory"
@@ -78,19 +79,21 @@ type Monitor struct {
 	// queued are the errors of which a notice waits there: more of the same would only
 	// keep others waiting.
 	queued sync.Map
-	// endings are requests to end a condition by hand: the last one. orders are for whoever
-	// opens and closes NVML.
-	endings chan string
-	orders  chan *Order
+	// orders are for whoever opens and closes NVML.
+	orders chan *Order
+	tasks  *agenda.Agenda[task]
 	// resettable has the GPUs that policies let the plugin reset; nil: not known yet.
 	resettable atomic.Pointer[map[gpu.UUID]bool]
 
 	// using is held for reading while the hardware is used.
 	using    sync.RWMutex
 	hardware *Hardware // nil: none
+	silent   []string  // the GPUs that haven't answered; of the task askGPUs
 
-	mu   sync.Mutex
+	mu   sync.Mutex // of all below, but for what watchedGPU.deciding is of
 	gpus map[gpu.UUID]*watchedGPU
+	// ending is the last request to end a condition by hand, until it is handled.
+	ending string
 }
 
 // New returns a Monitor that has read the journal and set the conditions in it in the
@@ -99,7 +102,7 @@ func New(cfg Config) *Monitor {
 	m := &Monitor{
 		cfg: cfg, metrics: newMetrics(cfg.Registerer), log: newKernelLog(cfg.Containers),
 		logPath: make(chan string, 1), notices: make(chan health.Notice, 64), gpus: map[gpu.UUID]*watchedGPU{},
-		endings: make(chan string, 1), orders: make(chan *Order, 1),
+		orders: make(chan *Order, 1), tasks: agenda.New[task](removeFirst, removeLast),
 	}
 	for _, h := range cfg.Journal.AllHealth() {
 		m.gpus[h.GPU] = newWatchedGPU(h.GPU, h.State)
@@ -136,7 +139,7 @@ func (m *Monitor) SetHardware(h *Hardware) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, w := range m.gpus {
-		w.requestReading()
+		m.requestVitals(w.uuid)
 	}
 }
 
@@ -164,9 +167,8 @@ func (m *Monitor) SawXID(x gpu.XID) {
 		m.SawEvent("")
 		return
 	}
-	w := m.getOrAdd(x.GPU)
-	w.add(x)
-	w.requestReading()
+	m.add(m.getOrAdd(x.GPU), x)
+	m.requestVitals(x.GPU)
 }
 
 // SawEvent handles another event of a GPU; empty: the driver doesn't name it.
@@ -175,7 +177,7 @@ func (m *Monitor) SawEvent(uuid gpu.UUID) {
 	defer m.mu.Unlock()
 	for _, w := range m.gpus {
 		if w.uuid == uuid || uuid == "" {
-			w.requestReading()
+			m.requestVitals(w.uuid)
 		}
 	}
 }
@@ -186,23 +188,17 @@ func (m *Monitor) Run(ctx context.Context) {
 	defer all.Wait()
 	all.Go(func() { m.followLog(ctx) })
 	all.Go(func() { m.reportNotices(ctx) })
-	all.Go(func() { m.handleEndings(ctx) })
-	all.Go(func() { m.watchSilence(ctx) })
-	started := map[gpu.UUID]bool{}
-	var before []gpu.UUID // that were silent
+	all.Go(func() { m.doTasks(ctx) })
+	var before, silentBefore []gpu.UUID
 	for ctx.Err() == nil {
 		uuids, silent, changed := m.cfg.Facts.GPUs()
 		for _, uuid := range uuids {
-			if !started[uuid] {
-				started[uuid] = true
-				all.Go(func() { m.watch(ctx, m.getOrAdd(uuid)) })
-			}
 			// Only the monitor counts how often a GPU stops responding.
-			if slices.Contains(silent, uuid) && !slices.Contains(before, uuid) {
-				m.getOrAdd(uuid).requestReading()
+			if !slices.Contains(before, uuid) || slices.Contains(silent, uuid) && !slices.Contains(silentBefore, uuid) {
+				m.requestVitals(uuid)
 			}
 		}
-		before = silent
+		before, silentBefore = uuids, silent
 		select {
 		case <-changed:
 		case <-m.cfg.DaemonFaultsChanged:
@@ -254,10 +250,10 @@ func (m *Monitor) End(ctx context.Context, uuid gpu.UUID, e health.Ending, begun
 // error if NVML still lists it, or a claim has it.
 func (m *Monitor) EndUnlisted(ctx context.Context, uuid gpu.UUID, e health.Ending, begunBy time.Time) error {
 	end := func(s health.State) (health.State, error) { return s.EndUnlisted(e, begunBy) }
-	if _, err := end(m.getOrAdd(uuid).state()); err != nil {
+	if _, err := end(m.stateOf(m.getOrAdd(uuid))); err != nil {
 		return err
 	}
-	if err := m.forget(ctx, uuid); err != nil {
+	if err := m.forgetUnlisted(ctx, uuid); err != nil {
 		return fmt.Errorf("end %s by hand, which needs that NVML doesn't list the GPU and no claim has it: %w", e.Type, err)
 	}
 	return m.end(ctx, uuid, e, end)
@@ -290,7 +286,7 @@ func (m *Monitor) change(ctx context.Context, w *watchedGPU, decide func(health.
 func (m *Monitor) replace(ctx context.Context, w *watchedGPU, decide func(health.State) (health.State, error)) (began, ended []health.Cause, _ error) {
 	w.deciding.Lock()
 	defer w.deciding.Unlock()
-	before := w.state()
+	before := m.stateOf(w)
 	after, err := decide(before)
 	if err != nil {
 		return nil, nil, err
@@ -299,7 +295,7 @@ func (m *Monitor) replace(ctx context.Context, w *watchedGPU, decide func(health
 	if changed || w.unsaved {
 		m.save(ctx, w, after)
 	}
-	w.set(after)
+	m.set(w, after)
 	if !changed {
 		return nil, nil, nil
 	}

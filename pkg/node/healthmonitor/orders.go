@@ -49,9 +49,9 @@ func (m *Monitor) Reset(ctx context.Context, uuid gpu.UUID) error {
 	return m.order(ctx, &Order{GPU: uuid, Reset: true})
 }
 
-// Forget removes a GPU from the facts that NVML doesn't list any more. It returns an error if
+// OrderForget removes a GPU from the facts that NVML doesn't list any more. It returns an error if
 // NVML lists the GPU, or isn't open before ctx ends. If NVML lists the GPU later, it is back.
-func (m *Monitor) Forget(ctx context.Context, uuid gpu.UUID) error {
+func (m *Monitor) OrderForget(ctx context.Context, uuid gpu.UUID) error {
 	return m.order(ctx, &Order{GPU: uuid})
 }
 

@@ -41,7 +41,7 @@ func (m *Monitor) heal(ctx context.Context, w *watchedGPU, recovery gpu.Recovery
 func (m *Monitor) planReset(w *watchedGPU, recovery gpu.RecoveryAction) health.ResetPlan {
 	x := m.resetFacts(w.uuid)
 	x.At, x.Recovery = time.Now(), recovery
-	return w.state().PlanReset(x)
+	return m.stateOf(w).PlanReset(x)
 }
 
 // reset resets the GPU, which nothing of ours uses: intent, effect, result.
@@ -70,20 +70,18 @@ func (m *Monitor) reset(ctx context.Context, w *watchedGPU, recovery gpu.Recover
 
 // explain sets the text that follows the message of the condition ResetRequired.
 func (m *Monitor) explain(w *watchedGPU, text string) {
-	w.mu.Lock()
+	m.mu.Lock()
 	changed := w.healing != text
 	w.healing = text
-	w.mu.Unlock()
+	m.mu.Unlock()
 	if changed {
 		m.publish()
 	}
 }
 
 // conditions returns the GPU's conditions, with the explanation. The one about readings isn't
-// part of the state: the next reading says whether it is still so.
+// part of the state: the next reading says whether it is still so. Needs the lock.
 func (w *watchedGPU) conditions() []gpu.Condition {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	all := w.current.Conditions()
 	for i := range all {
 		if all[i].Type == gpu.ResetRequired && w.healing != "" {

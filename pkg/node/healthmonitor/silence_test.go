@@ -43,7 +43,7 @@ func TestReadingsOfSilentGPUsAreRare(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			m.watchSilence(ctx)
+			m.doTasks(ctx)
 		}()
 		readings := func(within time.Duration) (n int) {
 			for over := time.Now().Add(within); time.Now().Before(over); {
@@ -55,14 +55,14 @@ func TestReadingsOfSilentGPUsAreRare(t *testing.T) {
 			}
 			return n
 		}
-		if n := readings(time.Minute); n != 0 || lines() != 0 || known.Outdated(2*probeEvery) != nil {
-			t.Errorf("while all answer: %d readings, %d lines, outdated: %v", n, lines(), known.Outdated(2*probeEvery))
+		if n := readings(time.Minute); n != 0 || lines() != 0 || known.Outdated(2*answersEvery) != nil {
+			t.Errorf("while all answer: %d readings, %d lines, outdated: %v", n, lines(), known.Outdated(2*answersEvery))
 		}
 		gpus.Begin()
 		if n := readings(3 * time.Minute); n == 0 || n > len(all) || lines() != n {
 			t.Errorf("while they are silent: %d readings and %d lines, want one for each GPU at most", n, lines())
 		}
-		if known.Outdated(2*probeEvery) == nil {
+		if known.Outdated(2*answersEvery) == nil {
 			t.Error("the facts don't say that GPUs are silent, and count as true")
 		}
 		logged := lines()
@@ -70,7 +70,7 @@ func TestReadingsOfSilentGPUsAreRare(t *testing.T) {
 		if n := readings(time.Minute); n == 0 || n > len(all) || lines() != logged+n {
 			t.Errorf("when they answer again: %d readings and %d more lines", n, lines()-logged)
 		}
-		if err := known.Outdated(2 * probeEvery); err != nil {
+		if err := known.Outdated(2 * answersEvery); err != nil {
 			t.Errorf("when they answer again: %v", err)
 		}
 		cancel()

@@ -13,35 +13,19 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-const (
-	// readEvery is how often a GPU is read without an event.
-	readEvery = time.Minute
-	// readSickEvery is the same while something is wrong with it, even if an admin has
-	// ended the condition: two readings have to agree that it is over, within ten
-	// seconds.
-	readSickEvery = 4 * time.Second
-	// answerWithin is how long XIDs wait for the driver's recovery action: after an error
-	// the driver may be busy for some time. Then the catalog of XIDs decides
-	// provisionally, until the driver answers.
-	answerWithin = 5 * time.Second
-	// minInterval is the least time between two readings: events come in storms.
-	minInterval = 200 * time.Millisecond
-	// gatherFor is how long an event waits for others: one error has several, such as
-	// an XID and a moment later a recovery action.
-	gatherFor = 50 * time.Millisecond
-)
+// answerWithin is how long XIDs wait for the driver's recovery action: after an error
+// the driver may be busy for some time. Then the catalog of XIDs decides
+// provisionally, until the driver answers.
+const answerWithin = 5 * time.Second
 
-// watchedGPU is a GPU that is watched.
+// watchedGPU is a GPU that is watched. All but the first three fields need the Monitor's lock.
 type watchedGPU struct {
 	uuid gpu.UUID
-	wake chan struct{}
-
 	// deciding is held while the state is replaced; unsaved, whether the journal has
 	// another one, is under it.
 	deciding sync.Mutex
 	unsaved  bool
 
-	mu sync.Mutex
 	// failed: the last reading said nothing about the GPU. unread is why, if the one before
 	// didn't either: one that fails now and then changes no condition.
 	failed  bool
@@ -53,92 +37,52 @@ type watchedGPU struct {
 }
 
 func newWatchedGPU(uuid gpu.UUID, s health.State) *watchedGPU {
-	return &watchedGPU{uuid: uuid, wake: make(chan struct{}, 1), current: s}
+	return &watchedGPU{uuid: uuid, current: s}
 }
 
-func (w *watchedGPU) state() health.State {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (m *Monitor) stateOf(w *watchedGPU) health.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	return w.current
 }
 
-// sick reports whether something is wrong with the GPU, or not known.
-func (w *watchedGPU) sick() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.current.Causes) > 0 || w.failed
-}
-
-func (w *watchedGPU) set(s health.State) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (m *Monitor) set(w *watchedGPU, s health.State) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	w.current = s
 }
 
-// requestReading requests that the GPU is read soon.
-func (w *watchedGPU) requestReading() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
-}
-
-// forgetRequest forgets a request for a reading, because one begins now.
-func (w *watchedGPU) forgetRequest() {
-	select {
-	case <-w.wake:
-	default:
-	}
+// isSick reports whether something is wrong with the GPU or its MPS daemons, or not known.
+func (m *Monitor) isSick(w *watchedGPU) bool {
+	faults, _ := m.cfg.DaemonFaults(w.uuid)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(faults) > 0 || len(w.current.Causes) > 0 || w.failed
 }
 
 // add adds an XID, unless one like it waits to be decided on.
-func (w *watchedGPU) add(x gpu.XID) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (m *Monitor) add(w *watchedGPU, x gpu.XID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if !slices.ContainsFunc(w.xids, func(y gpu.XID) bool { return errorKey(x) == errorKey(y) }) {
 		w.xids = append(w.xids, x)
 	}
 }
 
 // take returns the XIDs that wait to be decided on, and removes them.
-func (w *watchedGPU) take() []gpu.XID {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (m *Monitor) take(w *watchedGPU) []gpu.XID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	xids := w.xids
 	w.xids = nil
 	return xids
 }
 
-// watch reads the GPU until ctx ends.
+// watch reads the GPU's vitals, and resets the GPU if that is needed and allowed.
 func (m *Monitor) watch(ctx context.Context, w *watchedGPU) {
-	for ctx.Err() == nil {
-		if vitals := m.examine(ctx, w); vitals != nil {
-			m.heal(ctx, w, vitals.Recovery)
-		}
-		every := readEvery
-		if faults, _ := m.cfg.DaemonFaults(w.uuid); len(faults) > 0 || w.sick() {
-			every = readSickEvery
-		}
-		pause(ctx, minInterval, nil)
-		if pause(ctx, every-minInterval, w.wake) {
-			pause(ctx, gatherFor, nil)
-			w.forgetRequest()
-		}
+	if vitals := m.examine(ctx, w); vitals != nil {
+		m.heal(ctx, w, vitals.Recovery)
 	}
-}
-
-// pause returns after the time, at a signal or at the end of ctx. It reports whether
-// there was a signal.
-func pause(ctx context.Context, d time.Duration, signal <-chan struct{}) (signaled bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-signal:
-		return true
-	case <-ctx.Done():
-	}
-	return false
 }
 
 // answer is the result of a reading.
@@ -156,7 +100,7 @@ func (m *Monitor) examine(ctx context.Context, w *watchedGPU) *gpu.Vitals {
 	if all, _, _ := m.cfg.Facts.GPUs(); m.hardware == nil || !slices.Contains(all, w.uuid) {
 		return nil
 	}
-	xids := w.take()
+	xids := m.take(w)
 	answered := make(chan answer, 1)
 	go func() {
 		vitals, err := m.hardware.Session.Vitals(w.uuid)
@@ -168,13 +112,13 @@ func (m *Monitor) examine(ctx context.Context, w *watchedGPU) *gpu.Vitals {
 	select {
 	case a = <-answered:
 	case <-late.C:
-		m.decide(ctx, w, append(xids, w.take()...), gpu.RecoveryNotRead)
+		m.decide(ctx, w, append(xids, m.take(w)...), gpu.RecoveryNotRead)
 		xids = nil
 		a = <-answered
 	}
 	recovery := a.recovery()
 	if recovery == gpu.RecoveryNotRead { // the next reading may take as long
-		xids = append(xids, w.take()...)
+		xids = append(xids, m.take(w)...)
 	}
 	m.decide(ctx, w, xids, recovery)
 	m.observe(ctx, w, a)
@@ -225,14 +169,14 @@ func (m *Monitor) observe(ctx context.Context, w *watchedGPU, a answer) {
 
 // noteUnread notes why a reading said nothing about the GPU; nil if it did.
 func (m *Monitor) noteUnread(ctx context.Context, w *watchedGPU, err error) {
-	w.mu.Lock()
+	m.mu.Lock()
 	why := ""
 	if err != nil && w.failed {
 		why = err.Error()
 	}
 	changed := w.unread != why
 	w.failed, w.unread = err != nil, why
-	w.mu.Unlock()
+	m.mu.Unlock()
 	if !changed {
 		return
 	}

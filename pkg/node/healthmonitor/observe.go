@@ -1,0 +1,119 @@
+package healthmonitor
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+)
+
+// What is read of GPUs at times, without an event, and how often.
+const (
+	// answersEvery is the pause between two looks for GPUs that don't respond.
+	answersEvery = 5 * time.Second
+	// vitalsEvery is how often a GPU's vitals are read.
+	vitalsEvery = time.Minute
+	// sickVitalsEvery is the same while something is wrong with it, even if an admin has
+	// ended the condition: two readings have to agree that it is over, within ten
+	// seconds.
+	sickVitalsEvery = 4 * time.Second
+)
+
+const (
+	// minInterval is the least time between two readings of a GPU's vitals: events come in
+	// storms.
+	minInterval = 200 * time.Millisecond
+	// gatherFor is how long an event waits for others: one error has several, such as
+	// an XID and a moment later a recovery action.
+	gatherFor = 50 * time.Millisecond
+)
+
+// task is something that Run does at its time: its kind, and the GPU where it is about one. No
+// task waits for another, so a call into the driver that hangs delays no other GPU, and no other
+// kind of reading.
+type task string
+
+const (
+	// askGPUs: look for GPUs that don't respond.
+	askGPUs task = "ask GPUs"
+	// readVitals: read a GPU's vitals.
+	readVitals task = "read vitals"
+	// endByHand: end a condition by hand.
+	endByHand task = "end by hand"
+)
+
+// of returns the task for a GPU.
+func (t task) of(uuid gpu.UUID) task { return t + ": " + task(uuid) }
+
+// split returns the kind of a task, and its GPU.
+func (t task) split() (kind task, uuid gpu.UUID) {
+	before, after, _ := strings.Cut(string(t), ": ")
+	return task(before), gpu.UUID(after)
+}
+
+// doTasks does each task at its time, until ctx ends.
+func (m *Monitor) doTasks(ctx context.Context) {
+	m.tasks.At(askGPUs, time.Now().Add(answersEvery))
+	m.tasks.Run(ctx, func(ctx context.Context, t task) {
+		if pause := m.do(ctx, t); pause > 0 {
+			m.tasks.At(t, time.Now().Add(pause))
+		}
+	})
+}
+
+// do does a task. It returns the time until it is to be done again, if nothing requests it
+// earlier; 0: not before something does.
+func (m *Monitor) do(ctx context.Context, t task) (pause time.Duration) {
+	switch kind, uuid := t.split(); kind {
+	case askGPUs:
+		m.probe(ctx)
+		return answersEvery
+	case readVitals:
+		w := m.getOrAdd(uuid)
+		m.watch(ctx, w)
+		sleep(ctx, minInterval)
+		if m.isSick(w) {
+			return sickVitalsEvery - minInterval
+		}
+		return vitalsEvery - minInterval
+	case endByHand:
+		m.handleEnding(ctx)
+	}
+	return 0
+}
+
+// requestVitals requests that a GPU's vitals are read soon.
+func (m *Monitor) requestVitals(uuid gpu.UUID) {
+	m.tasks.At(readVitals.of(uuid), time.Now().Add(gatherFor))
+}
+
+// sleep returns after the time, or at the end of ctx.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// probe asks all GPUs for an answer. It requests a reading of the facts, which gives those that
+// don't respond a condition, when these are others than before; the vitals of one that has
+// become silent are read then.
+func (m *Monitor) probe(ctx context.Context) {
+	m.using.RLock()
+	defer m.using.RUnlock()
+	if m.hardware == nil {
+		m.silent = nil
+		return
+	}
+	began, before := time.Now(), m.silent
+	m.silent = m.hardware.Session.Probe()
+	m.cfg.Facts.Looked(began, m.silent)
+	if !slices.Equal(m.silent, before) {
+		klog.FromContext(ctx).Info("The set of GPUs that don't respond has changed", "node", m.cfg.NodeName, "gpus", m.silent, "before", before)
+		m.cfg.Facts.RereadGPUs()
+	}
+}
