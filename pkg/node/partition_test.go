@@ -109,7 +109,7 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	})
 	d.health = healthmonitor.New(healthmonitor.Config{
 		NodeName: "node-0", BootID: "boot", Journal: j, Facts: d.facts, Containers: marks, Preparer: parts.preparer, Sharing: parts.sharing,
-		DaemonFaults: parts.sharing.DaemonFaults, Events: noEvents{},
+		Events: noEvents{},
 	})
 	d.hardwareParts = parts
 	all := parts.parts()

@@ -121,12 +121,10 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 	if err != nil {
 		klog.Background().Error(err, "Claims count as prepared only once they have been restored", "node", cfg.NodeName)
 	}
-	faultsChanged := make(chan struct{}, 1)
 	p.sharing = sharing.New(sharing.Config{
 		Journal: p.journal, Daemons: daemons, BootID: bootID, Prepared: prepared, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
 		Registerer: p.metrics, ConditionsChanged: p.facts.RereadGPUs,
-		DaemonFaultsChanged: func() { wake(faultsChanged) },
-		Warn:                p.events.WarnHolder, Steps: failpoint.FromEnvironment(),
+		Warn: p.events.WarnHolder, Steps: failpoint.FromEnvironment(),
 	})
 	p.reporter, err = report.New(report.Config{
 		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: by.api,
@@ -143,8 +141,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 	})
 	p.health = healthmonitor.New(healthmonitor.Config{
 		NodeName: cfg.NodeName, BootID: bootID, Client: p.client, Journal: p.journal, Facts: p.facts, Containers: p.containers,
-		Preparer: p.preparer, Sharing: p.sharing, DaemonFaults: p.sharing.DaemonFaults, DaemonFaultsChanged: faultsChanged,
-		Events: p.events, Registerer: p.metrics,
+		Preparer: p.preparer, Sharing: p.sharing, Events: p.events, Registerer: p.metrics,
 	})
 	p.readings = p.newReadings(host)
 	p.driver = driver.New(driver.Config{
@@ -161,14 +158,6 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
 	})
 	return p.registerUsage(host, bootID)
-}
-
-// wake sends a signal that waits until it is received, unless one waits already.
-func wake(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // openState installs the hook, and opens the node's stored state of its claims: the journal,

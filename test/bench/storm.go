@@ -21,12 +21,12 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/control"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/health"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	nodereport "github.com/tessera-dra/tessera/pkg/node/report"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
@@ -143,7 +143,7 @@ func startHollowNode(ctx context.Context, running *sync.WaitGroup, kube kubernet
 	}
 	n.monitor = healthmonitor.New(healthmonitor.Config{
 		NodeName: name, BootID: "boot", Journal: records, Facts: f, Registerer: prometheus.NewRegistry(), Events: noEvents{},
-		DaemonFaults: func(gpu.UUID) ([]health.DaemonFault, bool) { return nil, true },
+		Sharing: sharing.New(sharing.Config{Journal: records, BootID: "boot"}),
 	})
 	n.monitor.SetHardware(&healthmonitor.Hardware{Session: n})
 	running.Go(func() {

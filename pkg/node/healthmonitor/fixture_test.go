@@ -19,7 +19,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
-	"github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/mps"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/healthmonitor"
@@ -45,6 +45,7 @@ type node struct {
 	preparer *prepare.Preparer
 	reset    func() error
 	logger   klog.Logger
+	daemons  *nodetest.Daemons
 
 	mu       sync.Mutex
 	recovery map[gpu.UUID]gpu.RecoveryAction
@@ -54,7 +55,6 @@ type node struct {
 	takes    time.Duration // how long each reading takes
 	listed   bool          // NVML lists also GPUs that are lost
 	events   []string
-	faults   []health.DaemonFault
 }
 
 func newNode(t *testing.T) *node {
@@ -66,6 +66,7 @@ func newNode(t *testing.T) *node {
 	if err := os.WriteFile(n.log, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	n.daemons = nodetest.NewDaemons(n.host, "/run/mps/d")
 	n.process(4711, pod)
 	n.reload()
 	n.open()
@@ -97,7 +98,7 @@ func (n *node) use(pods ...healthmonitor.Pod) {
 		if p.MPS {
 			h.MPS = &holding.MPS{}
 		}
-		r := holding.Record{ClaimUID: p.UID, Namespace: p.Namespace, Name: p.Name, Holdings: []holding.Holding{h}, Pods: []holding.Pod{{UID: p.UID, Name: p.Name}}}
+		r := holding.Record{ClaimUID: p.UID, BootID: "boot", Namespace: p.Namespace, Name: p.Name, Holdings: []holding.Holding{h}, Pods: []holding.Pod{{UID: p.UID, Name: p.Name}}}
 		if err := n.journal.Put(r); err != nil {
 			n.t.Fatal(err)
 		}
@@ -146,17 +147,18 @@ func (n *node) startWithoutDriver() {
 		n.t.Fatal(err)
 	}
 	cfg := healthmonitor.Config{
-		NodeName: "node-0", BootID: "boot", Journal: n.journal, Facts: n.facts, Containers: marks, Events: n, DaemonFaults: n.daemonFaults,
+		NodeName: "node-0", BootID: "boot", Journal: n.journal, Facts: n.facts, Containers: marks, Events: n,
+		Sharing: sharing.New(sharing.Config{Journal: n.journal, BootID: "boot", Daemons: n.daemons, Prepared: []string{client.UID}}),
 	}
 	if n.reset != nil {
 		n.preparer = prepare.New(prepare.Config{Journal: n.journal})
 		cfg.Preparer = n.preparer
-		cfg.Sharing = sharing.New(sharing.Config{Journal: n.journal, BootID: "boot", Daemons: nodetest.NewDaemons(n.host, "/run/mps/d")})
 	}
 	n.monitor = healthmonitor.New(cfg)
 	n.logger = ktesting.NewLogger(n.t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
 	ctx, cancel := context.WithCancel(klog.NewContext(n.t.Context(), n.logger))
 	var running sync.WaitGroup
+	running.Go(func() { cfg.Sharing.Watch(ctx) })
 	running.Go(func() { n.monitor.Run(ctx) })
 	running.Go(func() { n.follow(ctx) })
 	n.stop = func() {
@@ -243,24 +245,13 @@ func (n *node) OnNode(_, reason, message string) {
 	n.events = append(n.events, reason+": "+message)
 }
 
-func (n *node) daemonFaults(uuid gpu.UUID) ([]health.DaemonFault, bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if uuid != gpu0 {
-		return nil, true
-	}
-	return n.faults, true
-}
-
-// setFault begins a fault of gpu0's MPS daemon now, or ends it.
+// setFault begins a fault of the client's MPS daemon, or ends it.
 func (n *node) setFault(fails bool) {
-	n.mu.Lock()
-	n.faults = nil
+	s := mps.State{Daemon: mps.Daemon{Name: holding.Record{ClaimUID: client.UID}.OwnDaemonName()}, PID: 1, Phase: mps.Running, ServerPID: 2}
 	if fails {
-		n.faults = []health.DaemonFault{{Since: time.Now(), Message: "MPS daemon a has ended"}}
+		s.ServerPID, s.Trouble = 0, "it has no server"
 	}
-	n.mu.Unlock()
-	n.monitor.SawEvent("")
+	n.daemons.SetState(s)
 }
 
 // eventsWith counts the events that contain a text.

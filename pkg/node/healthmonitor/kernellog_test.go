@@ -90,7 +90,7 @@ func TestWhoWasHit(t *testing.T) {
 // TestMPSClients: an error of one client ends all clients of a server, and the kernel
 // log names any of them.
 func TestMPSClients(t *testing.T) {
-	client := func(p healthmonitor.Pod) healthmonitor.Pod { p.MPS = true; return p }
+	asClient := func(p healthmonitor.Pod) healthmonitor.Pod { p.MPS = true; return p }
 	for name, tc := range map[string]struct {
 		log  string
 		want string
@@ -101,7 +101,7 @@ func TestMPSClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, n *node) {
-				n.use(client(pod), client(other), healthmonitor.Pod{Namespace: "default", Name: "partition", UID: "w"})
+				n.use(asClient(pod), asClient(other), healthmonitor.Pod{Namespace: "default", Name: "partition", UID: "w"})
 				n.write(tc.log)
 				time.Sleep(time.Second)
 				n.xid(gpu0, 31)

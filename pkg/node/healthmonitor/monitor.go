@@ -53,17 +53,12 @@ type Config struct {
 	Journal    *journal.Journal
 	Facts      *facts.Facts
 	Containers *containers.Containers
-	// Preparer and Sharing keep claims off a GPU that is reset. Without a Preparer, GPUs are
-	// never reset, and conditions say nothing of it.
-	Preparer *prepare.Preparer
-	Sharing  *sharing.Manager
-	// DaemonFaults returns the faults of the GPU's MPS daemons, and whether the daemons
-	// are known.
-	DaemonFaults func(gpu.UUID) ([]health.DaemonFault, bool)
-	// DaemonFaultsChanged has something after a fault has begun or ended; nil: that isn't known.
-	DaemonFaultsChanged <-chan struct{}
-	Events              Events
-	Registerer          prometheus.Registerer
+	// Preparer and Sharing keep claims off a GPU that is reset, and Sharing knows the faults of
+	// MPS daemons. Without a Preparer, GPUs are never reset, and conditions say nothing of it.
+	Preparer   *prepare.Preparer
+	Sharing    *sharing.Manager
+	Events     Events
+	Registerer prometheus.Registerer
 }
 
 // Monitor watches the GPUs' health. Its methods may be called concurrently; none but
@@ -201,7 +196,7 @@ func (m *Monitor) Run(ctx context.Context) {
 		before, silentBefore = uuids, silent
 		select {
 		case <-changed:
-		case <-m.cfg.DaemonFaultsChanged:
+		case <-m.cfg.Sharing.DaemonFaultsChanged():
 			m.SawEvent("")
 		case <-ctx.Done():
 		}

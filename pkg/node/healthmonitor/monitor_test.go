@@ -26,6 +26,8 @@ const (
 var (
 	pod   = healthmonitor.Pod{Namespace: "default", Name: "training", UID: "00000000-0000-0000-0000-000000000001"}
 	other = healthmonitor.Pod{Namespace: "default", Name: "inference", UID: "00000000-0000-0000-0000-000000000002"}
+	// client has an MPS daemon of its own.
+	client = healthmonitor.Pod{Name: "client", UID: "c", MPS: true}
 )
 
 func TestErrorOfAProgram(t *testing.T) {
@@ -269,7 +271,7 @@ func TestHolders(t *testing.T) {
 // are served. Only pods that are clients of MPS have an event.
 func TestMPSDaemonFails(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *node) {
-		n.use(healthmonitor.Pod{Name: "client", UID: "c", MPS: true}, healthmonitor.Pod{Name: "whole", UID: "w"})
+		n.use(client, healthmonitor.Pod{Name: "whole", UID: "w"})
 		n.setFault(true)
 		time.Sleep(5 * time.Second)
 		n.setFault(false)

@@ -54,7 +54,7 @@ func (m *Monitor) set(w *watchedGPU, s health.State) {
 
 // isSick reports whether something is wrong with the GPU or its MPS daemons, or not known.
 func (m *Monitor) isSick(w *watchedGPU) bool {
-	faults, _ := m.cfg.DaemonFaults(w.uuid)
+	faults, _ := m.cfg.Sharing.DaemonFaults(w.uuid)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(faults) > 0 || len(w.current.Causes) > 0 || w.failed
@@ -154,7 +154,7 @@ func (m *Monitor) decide(ctx context.Context, w *watchedGPU, xids []gpu.XID, rec
 // nothing about the GPU but that its health isn't known.
 func (m *Monitor) observe(ctx context.Context, w *watchedGPU, a answer) {
 	r := health.Reading{At: time.Now(), Load: m.load()}
-	r.DaemonFaults, r.DaemonsKnown = m.cfg.DaemonFaults(w.uuid)
+	r.DaemonFaults, r.DaemonsKnown = m.cfg.Sharing.DaemonFaults(w.uuid)
 	var problem error
 	if a.err == nil {
 		r.Vitals = &a.vitals

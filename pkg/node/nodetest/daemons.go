@@ -42,6 +42,9 @@ func (d *Daemons) SetFault(f func(call, daemon string) error) {
 	_ = d.change(func() error { d.fault = f; return nil })
 }
 
+// SetState replaces the state of a daemon.
+func (d *Daemons) SetState(s mps.State) { _ = d.change(func() error { d.all[s.Name] = s; return nil }) }
+
 // Reboot ends all daemons, and removes their directories.
 func (d *Daemons) Reboot() error {
 	return d.change(func() error {

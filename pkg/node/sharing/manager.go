@@ -51,9 +51,6 @@ type Config struct {
 	// Warn, which may be nil, is called when the clients of a claim's MPS daemon fail or
 	// wait: once for each claim until the daemon has a server again. It must not block.
 	Warn func(claim holding.Record, reason, message string)
-	// DaemonFaultsChanged, which may be nil, is called after a fault that DaemonFaults
-	// returns has begun or ended. It must not block.
-	DaemonFaultsChanged func()
 	// Steps, which may be nil, are told of each step after it; crash tests stop there.
 	Steps *failpoint.Steps
 }
@@ -76,6 +73,8 @@ type Manager struct {
 
 	// watching is full while Watch runs: there is one at a time.
 	watching chan struct{}
+	// faultsChanged has something after DaemonFaults has changed.
+	faultsChanged chan struct{}
 
 	// mu wakes those who wait for a report of the supervisor.
 	mu    notify.Mutex
@@ -100,15 +99,12 @@ func New(c Config) *Manager {
 	if c.ConditionsChanged == nil {
 		c.ConditionsChanged = func() {}
 	}
-	if c.DaemonFaultsChanged == nil {
-		c.DaemonFaultsChanged = func() {}
-	}
 	if c.Warn == nil {
 		c.Warn = func(holding.Record, string, string) {}
 	}
 	m := &Manager{
 		cfg: c, worker: agenda.NewWorker(retryFirst, retryLast), daemons: agenda.New[string](retryFirst, retryLast),
-		watching: make(chan struct{}, 1), outages: map[string]*outage{}, gpus: map[gpu.UUID]*settingsSeen{}, closedFor: closedFor,
+		watching: make(chan struct{}, 1), faultsChanged: make(chan struct{}, 1), outages: map[string]*outage{}, gpus: map[gpu.UUID]*settingsSeen{}, closedFor: closedFor,
 		others: map[string]map[gpu.Partition]gpu.UUID{}, joined: map[string]bool{},
 	}
 	for _, uid := range c.Prepared {

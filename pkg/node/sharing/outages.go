@@ -57,7 +57,10 @@ func (m *Manager) saw(report mps.Report) {
 		m.worker.At(uuid, time.Now())
 	}
 	if changed {
-		m.cfg.DaemonFaultsChanged()
+		select {
+		case m.faultsChanged <- struct{}{}:
+		default:
+		}
 	}
 	for _, w := range warnings {
 		m.cfg.Warn(w.claim, reasonDaemonFailed, w.message)
@@ -235,6 +238,10 @@ func (m *Manager) DaemonFaults(uuid gpu.UUID) ([]health.DaemonFault, bool) {
 	}
 	return faults, true
 }
+
+// DaemonFaultsChanged has something after a fault that DaemonFaults returns has begun or
+// ended. It is for one receiver.
+func (m *Manager) DaemonFaultsChanged() <-chan struct{} { return m.faultsChanged }
 
 // faulty returns the daemons whose clients fail or wait, by name. Needs the lock.
 func (m *Manager) faulty() []string {

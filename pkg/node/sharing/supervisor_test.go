@@ -132,7 +132,7 @@ func TestDaemonFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		changes := 0
-		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ExclusiveProcess: true, DaemonFaultsChanged: func() { changes++ }})
+		n := startWith(t, m, t.TempDir(), "boot-1", sharing.Config{ExclusiveProcess: true})
 		if faults, known := n.DaemonFaults(gpu0); known || len(faults) > 0 {
 			t.Errorf("before the supervisor's first report: %v, known: %t", faults, known)
 		}
@@ -176,6 +176,11 @@ func TestDaemonFails(t *testing.T) {
 						t.Errorf("%s: fault %+v after %v, want %v and %q", step.name, f, time.Since(f.Since), step.began, step.message)
 					}
 				}
+			}
+			select {
+			case <-n.DaemonFaultsChanged():
+				changes++
+			default:
 			}
 			if changes != step.changes {
 				t.Errorf("%s: %d changes, want %d", step.name, changes, step.changes)
