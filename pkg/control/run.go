@@ -22,7 +22,6 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -39,6 +38,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
+	"github.com/tessera-dra/tessera/pkg/endpoints"
 	"github.com/tessera-dra/tessera/pkg/resource/v1alpha3"
 	"github.com/tessera-dra/tessera/pkg/scrapeauth"
 )
@@ -121,7 +121,7 @@ func Run(ctx context.Context, c Config) error {
 	if err := addOptional(mgr, c, clientset.Discovery(), s, writes); err != nil {
 		return err
 	}
-	return mgr.Start(ctx)
+	return serve(ctx, c, clientset, mgr)
 }
 
 // addOptional makes the manager run what the configuration asks for.
@@ -258,14 +258,10 @@ func newManager(c Config, lock lease.Lock, logger logr.Logger) (manager.Manager,
 		LeaseDuration:                       new(lease.Duration),
 		RenewDeadline:                       new(lease.RenewDeadline),
 		RetryPeriod:                         new(lease.RetryPeriod),
-		Metrics:                             metricsOptions(c),
-		HealthProbeBindAddress:              c.HealthAddress,
+		Metrics:                             metricsserver.Options{BindAddress: "0"}, // serve does it
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up the controller: %w", err)
-	}
-	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("caches", ready(mgr))); err != nil {
-		return nil, fmt.Errorf("set up the probes: %w", err)
 	}
 	return mgr, nil
 }
@@ -281,29 +277,24 @@ func cacheOptions() cache.Options {
 	}
 }
 
-func metricsOptions(c Config) metricsserver.Options {
-	o := metricsserver.Options{BindAddress: c.MetricsAddress, SecureServing: c.MetricsAuthentication}
+// serve runs the manager, and serves metrics and probes meanwhile.
+func serve(ctx context.Context, c Config, kube kubernetes.Interface, mgr manager.Manager) (err error) {
+	metrics := endpoints.Metrics(c.MetricsAddress, ctrlmetrics.Registry)
 	if c.MetricsAuthentication {
-		o.FilterProvider = func(config *rest.Config, client *http.Client) (metricsserver.Filter, error) {
-			kube, err := kubernetes.NewForConfigAndClient(config, client)
-			return func(_ logr.Logger, next http.Handler) (http.Handler, error) {
-				return scrapeauth.Handler(kube, next), nil
-			}, err
+		if metrics, err = scrapeauth.Guard(kube, metrics); err != nil {
+			return err
 		}
 	}
-	return o
-}
-
-// ready returns a check that fails until the manager's caches are filled.
-func ready(mgr manager.Manager) healthz.Checker {
-	return func(r *http.Request) error {
-		ctx, cancel := context.WithTimeout(r.Context(), time.Second)
+	alive := func(context.Context) error { return nil }
+	ready := func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		if !mgr.GetCache().WaitForCacheSync(ctx) {
 			return errors.New("the caches are not filled yet")
 		}
 		return nil
 	}
+	return endpoints.Serve(ctx, mgr.Start, metrics, endpoints.Health(c.HealthAddress, alive, ready))
 }
 
 // leadersMetrics adds metrics to the served ones once this instance leads: the other

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
+	dto "github.com/prometheus/client_model/go"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -17,12 +17,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/endpoints"
 	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/handover"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
+	"github.com/tessera-dra/tessera/pkg/scrapeauth"
 )
 
 const (
@@ -56,11 +58,13 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.serveMetrics(ctx) })
-	group.Go(func() error { return p.serveHealth(ctx) })
-	group.Go(func() error { return p.live(ctx) })
-	return group.Wait()
+	metrics := endpoints.Metrics(cfg.MetricsAddress, prometheus.GathererFunc(p.gather))
+	if cfg.MetricsAuthentication {
+		if metrics, err = scrapeauth.Guard(p.client, metrics); err != nil {
+			return err
+		}
+	}
+	return endpoints.Serve(ctx, p.live, metrics, endpoints.Health(cfg.HealthAddress, p.healthy, p.ready))
 }
 
 // program is a process of the plugin, which may act several times.
@@ -92,7 +96,7 @@ func newProgram(cfg Config) (*program, error) {
 	}
 	p := &program{
 		cfg: cfg, api: api, client: client, opener: driver.NewOpener(driverroot.NewHost(cfg.HostRoot), cfg.DriverRoot),
-		idle: newRegistry(), failed: newFailures(), steps: failpoint.FromEnvironment(),
+		idle: endpoints.NewRegistry(), failed: newFailures(), steps: failpoint.FromEnvironment(),
 	}
 	p.enter(stage{state: waiting, unready: errNotActing})
 	return p, nil
@@ -133,7 +137,7 @@ func (p *program) enter(s stage) {
 }
 
 // healthy returns an error if something is stuck, so that the process must be restarted.
-func (p *program) healthy() error {
+func (p *program) healthy(context.Context) error {
 	switch s := p.stage.Load(); {
 	case s.state == acting:
 		return s.plugin.healthy()
@@ -144,7 +148,7 @@ func (p *program) healthy() error {
 }
 
 // ready returns nil if claims can be prepared, or there is no driver to prepare them with.
-func (p *program) ready() error {
+func (p *program) ready(context.Context) error {
 	s := p.stage.Load()
 	if s.state == acting {
 		return s.plugin.ready()
@@ -152,12 +156,12 @@ func (p *program) ready() error {
 	return s.unready
 }
 
-// metrics returns what a scrape gets.
-func (p *program) metrics() prometheus.Gatherer {
+// gather returns what a scrape gets.
+func (p *program) gather() ([]*dto.MetricFamily, error) {
 	if s := p.stage.Load(); s.state == acting {
-		return s.plugin.metrics
+		return s.plugin.metrics.Gather()
 	}
-	return p.idle
+	return p.idle.Gather()
 }
 
 // tenure is the time in which a plugin acts.
@@ -289,7 +293,7 @@ func (p *program) act(ctx context.Context, t tenure) (next tenure, err error) {
 	klog.FromContext(ctx).Info("The plugin that took over has ended, acting again", "node", p.cfg.NodeName)
 	p.failed.GC()
 	p.failed.Next(string(asked.PodUID), time.Now())
-	return tenure{dir: dir, graceUntil: time.Now().Add(registerWithin), wasReady: p.ready() == nil}, nil
+	return tenure{dir: dir, graceUntil: time.Now().Add(registerWithin), wasReady: p.ready(ctx) == nil}, nil
 }
 
 // open reads the node's state, and wires the parts.
@@ -298,7 +302,7 @@ func (p *program) open(ctx context.Context, t tenure) (*plugin, error) {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "This plugin can't hand over to another until it starts again", "node", p.cfg.NodeName)
 	}
-	p.enter(stage{state: opening, unready: p.ready()})
+	p.enter(stage{state: opening, unready: p.ready(ctx)})
 	return newPlugin(p, t, podUID)
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/endpoints"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
@@ -37,7 +38,7 @@ func requestOf(pod types.UID) handover.Request {
 
 // idleProgram is a program whose plugins get requests with requestOf.
 func idleProgram() *program {
-	return &program{cfg: Config{NodeName: "node-a", PodUID: "pod", KubeletRoot: "/var/lib/kubelet"}, idle: newRegistry(), failed: newFailures()}
+	return &program{cfg: Config{NodeName: "node-a", PodUID: "pod", KubeletRoot: "/var/lib/kubelet"}, idle: endpoints.NewRegistry(), failed: newFailures()}
 }
 
 func TestHandoverIsRefused(t *testing.T) {
@@ -240,11 +241,11 @@ func TestHangingDiskIsUnhealthy(t *testing.T) {
 		p := idleProgram()
 		p.enter(stage{state: opening})
 		<-time.After(openWithin)
-		if err := p.healthy(); err != nil {
+		if err := p.healthy(t.Context()); err != nil {
 			t.Error(err)
 		}
 		<-time.After(time.Second)
-		if p.healthy() == nil {
+		if p.healthy(t.Context()) == nil {
 			t.Error("healthy after the deadline")
 		}
 	})
@@ -273,11 +274,11 @@ func TestReadyBesideAnOlderRelease(t *testing.T) {
 			acquired <- result{tenure, err}
 		}()
 		<-time.After(standByAfter - time.Second)
-		if p.ready() == nil {
+		if p.ready(ctx) == nil {
 			t.Error("ready at once: the acting plugin may be starting")
 		}
 		<-time.After(askEvery + 2*time.Second)
-		if err := p.ready(); err != nil {
+		if err := p.ready(ctx); err != nil {
 			t.Errorf("%s later: %v, want it ready", standByAfter, err)
 		}
 		if err := acting.Close(); err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/bootid"
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/endpoints"
 	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
@@ -48,6 +49,11 @@ const firstReportWithin = 15 * time.Second
 // firstLookWithin is how long registration waits for the first look at the
 // hardware: the kubelet must be able to unprepare while the driver hangs.
 const firstLookWithin = 45 * time.Second
+
+// stuckAfter is how long the driver's loop, or a call of the kubelet, may go on
+// before the plugin counts as stuck. Neither takes as long because of one GPU that
+// doesn't respond.
+const stuckAfter = 3 * time.Minute
 
 // stopWithin bounds the time that the parts may take to end, once no GPU is being reset.
 // A part that hangs in the driver ends with the process, after the lock of the data
@@ -89,7 +95,7 @@ type plugin struct {
 // newPlugin returns the plugin for a tenure. podUID is empty if plugins can't hand over to
 // each other on this node.
 func newPlugin(by *program, t tenure, podUID types.UID) (_ *plugin, err error) {
-	p := &plugin{cfg: by.cfg, tenure: t, podUID: podUID, dir: t.dir, client: by.client, metrics: newRegistry(), worked: make(chan struct{})}
+	p := &plugin{cfg: by.cfg, tenure: t, podUID: podUID, dir: t.dir, client: by.client, metrics: endpoints.NewRegistry(), worked: make(chan struct{})}
 	bootID, err := bootid.Read()
 	if err != nil {
 		return nil, err

@@ -23,6 +23,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"github.com/tessera-dra/tessera/pkg/endpoints"
 )
 
 const (
@@ -105,18 +107,21 @@ func newLimiter() flowcontrol.RateLimiter {
 	return flowcontrol.NewTokenBucketRateLimiter(asksPerSecond, asksAtOnce)
 }
 
-// TLSConfig returns a configuration with a self-signed certificate that is made for this
-// process. It protects tokens from being read on the way, but doesn't authenticate the server.
-func TLSConfig() (*tls.Config, error) {
+// Guard has a server speak TLS, and pass on requests as Handler does. The certificate is
+// self-signed and made for this process: it protects tokens from being read on the way, but
+// doesn't authenticate the server.
+func Guard(kube kubernetes.Interface, s endpoints.Server) (endpoints.Server, error) {
 	certificate, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)
 	if err != nil {
-		return nil, fmt.Errorf("make a certificate for metrics: %w", err)
+		return s, fmt.Errorf("make a certificate for metrics: %w", err)
 	}
 	pair, err := tls.X509KeyPair(certificate, key)
 	if err != nil {
-		return nil, fmt.Errorf("use the certificate for metrics: %w", err)
+		return s, fmt.Errorf("use the certificate for metrics: %w", err)
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}, nil
+	s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
+	s.Handler = Handler(kube, s.Handler)
+	return s, nil
 }
 
 // ServeHTTP implements http.Handler.

@@ -18,7 +18,7 @@ func TestMetricsAreServed(t *testing.T) {
 	}
 	for path, want := range map[string]int{"/metrics": http.StatusOK, "/healthz": http.StatusNotFound} {
 		answer := httptest.NewRecorder()
-		s.metricsHandler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
+		s.servers()[0].Handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
 		if answer.Code != want {
 			t.Errorf("%s: %d, want %d", path, answer.Code, want)
 		}
@@ -31,7 +31,7 @@ func TestHealth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(s.healthHandler())
+	server := httptest.NewServer(s.servers()[1].Handler)
 	defer server.Close()
 	check := func(path string, want int) {
 		t.Helper()

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
+	"github.com/tessera-dra/tessera/pkg/endpoints"
 	"github.com/tessera-dra/tessera/pkg/mps"
 )
 
@@ -21,8 +21,7 @@ type metrics struct {
 }
 
 func newMetrics(s *Supervisor) *metrics {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry := endpoints.NewRegistry()
 	f := promauto.With(registry)
 	for _, phase := range []mps.Phase{mps.Running, mps.Starting, mps.Failed, mps.Ending} {
 		f.NewGaugeFunc(prometheus.GaugeOpts{

@@ -21,6 +21,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/bootid"
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/endpoints"
 	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/keylock"
 	"github.com/tessera-dra/tessera/pkg/mps"
@@ -121,16 +122,16 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if err := checkKernel(); err != nil {
 		return err
 	}
+	return endpoints.Serve(ctx, s.adoptAndServe, s.servers()...)
+}
+
+// adoptAndServe is Run without metrics and probes.
+func (s *Supervisor) adoptAndServe(ctx context.Context) error {
 	s.logger = klog.FromContext(ctx)
 	defer s.tasks.Wait()
 	end := sync.OnceFunc(func() { close(s.ended) })
 	defer end()
 	defer context.AfterFunc(ctx, end)() // before the calls have ended: some wait for it
-	healthy, stop := context.WithCancel(ctx)
-	defer stop()
-	if err := s.serveHTTP(healthy); err != nil {
-		return err
-	}
 	if err := os.MkdirAll(s.cfg.runDir().Daemons(), 0o755); err != nil {
 		return fmt.Errorf("make the run directory: %w", err)
 	}

@@ -1,7 +1,8 @@
-package node
+package endpoints
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -13,34 +14,42 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// untilEnd is the work of a program that ends with its context.
+func untilEnd(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
 func TestMetricsAddressInUse(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	err = serve(t.Context(), "--metrics-address", l.Addr().String(), nil, metricsHandler(newRegistry()))
+	err = Serve(t.Context(), untilEnd, Metrics(l.Addr().String(), NewRegistry()))
 	if err == nil || !strings.Contains(err.Error(), "--metrics-address: ") {
 		t.Errorf("got %v, want an error that names --metrics-address", err)
 	}
 }
 
+func ok(context.Context) error { return nil }
+
 // Metrics and probes have addresses of their own, so that metrics can be turned
 // off, or kept to the pod, while the kubelet still probes.
 func TestMetricsAndProbesAreServedApart(t *testing.T) {
-	notReady := func() error { return os.ErrDeadlineExceeded }
+	notReady := func(context.Context) error { return os.ErrDeadlineExceeded }
 	for name, c := range map[string]struct {
-		handler http.Handler
-		want    map[string]int
+		server Server
+		want   map[string]int
 	}{
-		"metrics": {metricsHandler(newRegistry()), map[string]int{"/healthz": 404, "/readyz": 404, "/metrics": 200}},
-		"health":  {healthHandler(func() error { return nil }, notReady), map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 404}},
+		"metrics": {Metrics("", NewRegistry()), map[string]int{"/healthz": 404, "/readyz": 404, "/metrics": 200}},
+		"health":  {Health("", ok, notReady), map[string]int{"/healthz": 200, "/readyz": 503, "/metrics": 404}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := map[string]int{}
 			for path := range c.want {
 				answer := httptest.NewRecorder()
-				c.handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
+				c.server.Handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
 				got[path] = answer.Code
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
@@ -50,6 +59,8 @@ func TestMetricsAndProbesAreServedApart(t *testing.T) {
 	}
 }
 
+// TestServe checks that a program is asked while it works, that it ends without an error, and
+// that metrics without an address are served nowhere.
 func TestServe(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -59,10 +70,7 @@ func TestServe(t *testing.T) {
 	l.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error)
-	ok := func() error { return nil }
-	go func() {
-		served <- serve(ctx, "--health-address", address, nil, healthHandler(ok, ok))
-	}()
+	go func() { served <- Serve(ctx, untilEnd, Health(address, ok, ok), Metrics("0", NewRegistry())) }()
 	var resp *http.Response
 	for range 6000 { // until it listens
 		if resp, err = http.Get("http://" + address + "/readyz"); err == nil {
@@ -80,5 +88,14 @@ func TestServe(t *testing.T) {
 	cancel()
 	if err := <-served; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestServeEndsWithTheWork: the servers don't outlive the program's work, whose error is
+// returned.
+func TestServeEndsWithTheWork(t *testing.T) {
+	failed := func(context.Context) error { return os.ErrClosed }
+	if err := Serve(t.Context(), failed, Health("127.0.0.1:0", ok, ok)); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("got %v, want the error of the work", err)
 	}
 }
