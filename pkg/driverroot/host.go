@@ -33,31 +33,29 @@ func (h Host) Do(f func() error) error {
 	if h.mount == "/" {
 		return f()
 	}
-	done := make(chan error)
-	go onThread(func() {
-		err := h.enter()
-		if err == nil {
+	var err error
+	OnOwnThread(func() {
+		if err = h.enter(); err == nil {
 			err = f()
 		}
-		done <- err
 	})
-	return <-done
+	return err
 }
 
-// onThread calls f on a thread that ends with the calling goroutine and isn't the
-// main thread, because other programs see the main thread's root directory as that
-// of this process.
-func onThread(f func()) {
-	runtime.LockOSThread()
-	if unix.Gettid() != os.Getpid() {
-		f()
-		return
-	}
-	defer runtime.UnlockOSThread()
+// OnOwnThread calls f on a thread that ends afterwards, so f may change the thread's
+// namespaces, root directory and cgroups. It isn't the main thread, which never ends, and
+// whose root directory other programs see as that of this process.
+func OnOwnThread(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		onThread(f) // use another thread, since this is the main one
+		runtime.LockOSThread() // the thread ends with the goroutine, unless it is unlocked
+		if unix.Gettid() != os.Getpid() {
+			f()
+			return
+		}
+		OnOwnThread(f) // gets another thread while the main one is kept here
+		runtime.UnlockOSThread()
 	}()
 	<-done
 }

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
 
 // group is a cgroup that a daemon of a name may have, in one hierarchy.
@@ -258,7 +260,7 @@ func joinHostCgroups() {
 
 // hostGroups is groups as the host sees them.
 func hostGroups() (found []group, err error) {
-	onOwnThread(func() {
+	driverroot.OnOwnThread(func() {
 		joinHostCgroups()
 		found, err = groups()
 	})

@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
 
 // asOldKernel calls f on a thread on which pidfd_open fails as on an old kernel: with
@@ -38,7 +40,7 @@ func asOldKernel(t *testing.T, errno syscall.Errno, f func()) {
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(errno)},
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	onOwnThread(func() {
+	driverroot.OnOwnThread(func() {
 		_, _, err := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&program)))
 		if err != 0 {
 			t.Errorf("seccomp: %v", err)

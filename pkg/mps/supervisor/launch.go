@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
@@ -47,7 +46,7 @@ func (l launch) start(cmd *exec.Cmd) error {
 		cmd.Stdin = null
 	}
 	var err error
-	onOwnThread(func() { err = l.startHere(cmd) })
+	driverroot.OnOwnThread(func() { err = l.startHere(cmd) })
 	return err
 }
 
@@ -76,24 +75,6 @@ func explainStart(cmd *exec.Cmd, err error) error {
 		return fmt.Errorf("%w: on a node with cgroup v2, starting a daemon outside this container's cgroup needs Linux 5.7 (CLONE_INTO_CGROUP)", err)
 	}
 	return err
-}
-
-// onOwnThread calls f on a thread that ends afterwards, so f may change the thread's
-// namespaces, root directory and cgroups.
-func onOwnThread(f func()) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // the thread ends with the goroutine, unless it is unlocked
-		if unix.Gettid() != unix.Getpid() {
-			f()
-			return
-		}
-		// The main thread never ends. While it is kept here, f gets another one.
-		onOwnThread(f)
-		runtime.UnlockOSThread()
-	}()
-	<-done
 }
 
 // enterHost gives the thread mounts of its own and the host's root directory.
