@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,8 +50,8 @@ type Writer struct {
 	// said ensures that a refusal of the server is logged only once.
 	said sync.Once
 
-	mu      sync.Mutex
-	pending map[types.UID]told
+	// pending has what isn't written yet: a *told for each claim, by UID.
+	pending sync.Map
 }
 
 // told is the wanted content of a claim's status.
@@ -72,16 +71,13 @@ func newWriter(client kubernetes.Interface, driver, pool string, clock clock.Wit
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](retryFirst, retryLast),
 			workqueue.TypedRateLimitingQueueConfig[types.UID]{Clock: clock}),
-		pending: map[types.UID]told{},
 	}
 }
 
 // Enqueue queues a write of the claim's partitions and shares to its status. It doesn't
 // block. For several calls about a claim, the last one counts.
 func (w *Writer) Enqueue(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
-	w.mu.Lock()
-	w.pending[claim.UID] = told{claim: claim.NamespacedName, devices: devices}
-	w.mu.Unlock()
+	w.pending.Store(claim.UID, &told{claim: claim.NamespacedName, devices: devices})
 	w.queue.AddAfter(claim.UID, w.retryIn())
 }
 
@@ -120,12 +116,11 @@ func (w *Writer) next(ctx context.Context) bool {
 		return false
 	}
 	defer w.queue.Done(uid)
-	w.mu.Lock()
-	t, ok := w.pending[uid]
-	w.mu.Unlock()
+	pending, ok := w.pending.Load(uid)
 	if !ok {
 		return true
 	}
+	t := pending.(*told)
 	err := w.write(ctx, uid, t)
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(t.claim.Namespace, t.claim.Name), "claimUID", uid)
 	if err != nil && !final(err) {
@@ -144,19 +139,9 @@ func (w *Writer) next(ctx context.Context) bool {
 		w.queue.AddAfter(uid, w.retryIn())
 		return true
 	}
-	w.finished(uid, t)
-	return true
-}
-
-// finished removes the claim's wanted content, unless Enqueue has replaced it:
-// then it is in the queue again.
-func (w *Writer) finished(uid types.UID, t told) {
 	w.queue.Forget(uid)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if maps.Equal(w.pending[uid].devices, t.devices) {
-		delete(w.pending, uid)
-	}
+	w.pending.CompareAndDelete(uid, t) // if Enqueue has replaced it, the claim is in the queue again
+	return true
 }
 
 // final reports whether retrying is useless.
@@ -167,7 +152,7 @@ func final(err error) bool {
 
 // write writes the claim's status, if the claim is still the prepared one and
 // the status isn't already correct.
-func (w *Writer) write(ctx context.Context, uid types.UID, t told) error {
+func (w *Writer) write(ctx context.Context, uid types.UID, t *told) error {
 	claim, err := w.claims.ResourceClaims(t.claim.Namespace).Get(ctx, t.claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil

@@ -154,10 +154,9 @@ func startAt(t *testing.T, s *server, clock clock.WithTicker) *Writer {
 func idle(t *testing.T, w *Writer) {
 	t.Helper()
 	for range 6000 {
-		w.mu.Lock()
-		left := len(w.pending)
-		w.mu.Unlock()
-		if left == 0 {
+		left := false
+		w.pending.Range(func(any, any) bool { left = true; return false })
+		if !left {
 			return
 		}
 		<-time.After(10 * time.Millisecond)
