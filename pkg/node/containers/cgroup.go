@@ -8,8 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,8 +34,7 @@ type cgroups struct {
 	// root is the path of the host's cgroup file systems.
 	root string
 
-	mu   sync.Mutex
-	pods []string // cgroups that contain all pods
+	pods atomic.Pointer[[]string] // cgroups that contain all pods, as they were last found
 }
 
 // waitEmpty waits until no process is in the pods' cgroups.
@@ -125,19 +125,15 @@ func readPopulated(dir string) (string, bool, error) {
 // tops returns the cgroups that contain all pods. It searches again if there is
 // none, or one is gone.
 func (g *cgroups) tops() ([]string, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	there := len(g.pods) > 0
-	for _, dir := range g.pods {
-		if _, err := os.Stat(dir); err != nil {
-			there = false
-		}
+	isGone := func(dir string) bool {
+		_, err := os.Stat(dir)
+		return err != nil
 	}
-	if there {
-		return g.pods, nil
+	if known := g.pods.Load(); known != nil && len(*known) > 0 && !slices.ContainsFunc(*known, isGone) {
+		return *known, nil
 	}
 	found, err := findTops(g.hierarchy())
-	g.pods = found
+	g.pods.Store(&found)
 	return found, err
 }
 

@@ -38,12 +38,16 @@ type Containers struct {
 	events  *events
 	cgroups *cgroups
 
-	mu sync.Mutex
-	// deleted has the watches on deleted marks that may still be mounted, by claim
-	// UID.
-	deleted map[string][]*watch
-	// unwatched has the claims that may have deleted marks without a watch.
-	unwatched map[string]bool
+	// deleted has the *deleted of claims, by UID.
+	deleted sync.Map
+}
+
+// deleted has a claim's deleted marks that may still be mounted. Who waits for the claim's
+// containers uses it.
+type deleted struct {
+	watches []*watch
+	// unwatched: there may be some without a watch.
+	unwatched bool
 }
 
 // New returns the Containers whose marks are in dir, which has the same path here
@@ -54,7 +58,6 @@ func New(dir string, host driverroot.Host) (*Containers, error) {
 	}
 	return &Containers{
 		dir: dir, host: host, events: newEvents(), cgroups: &cgroups{root: host.Path("/sys/fs/cgroup")},
-		deleted: map[string][]*watch{}, unwatched: map[string]bool{},
 	}, nil
 }
 
@@ -67,10 +70,16 @@ func (c *Containers) Recover() error {
 	mounts, err := c.scan()
 	for _, m := range mounts {
 		if m.deleted {
-			c.setUnwatched(m.claimUID, true)
+			c.deletedOf(m.claimUID).unwatched = true
 		}
 	}
 	return err
+}
+
+// deletedOf returns the deleted marks of a claim.
+func (c *Containers) deletedOf(claimUID string) *deleted {
+	d, _ := c.deleted.LoadOrStore(claimUID, &deleted{})
+	return d.(*deleted)
 }
 
 // Mark creates the claim's mark, if it isn't there, and returns its path on the
@@ -106,13 +115,10 @@ func (c *Containers) Forget(claimUID string) error {
 	if err := c.unlink(claimUID); err != nil {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, w := range c.deleted[claimUID] {
+	for _, w := range c.deletedOf(claimUID).watches {
 		c.events.remove(w)
 	}
-	delete(c.deleted, claimUID)
-	delete(c.unwatched, claimUID)
+	c.deleted.Delete(claimUID)
 	return nil
 }
 
@@ -129,10 +135,11 @@ func (c *Containers) unlink(claimUID string) error {
 // those that never became their container's program are killed; a later call continues
 // the wait.
 func (c *Containers) AwaitEnd(ctx context.Context, claimUID string, pods []kubeletplugin.NamespacedObject) error {
-	if err := c.delete(claimUID); err != nil {
+	d := c.deletedOf(claimUID)
+	if err := c.delete(claimUID, d); err != nil {
 		return err
 	}
-	err := c.waitMounts(ctx, claimUID)
+	err := c.waitMounts(ctx, claimUID, d)
 	if err == nil {
 		err = c.cgroups.waitEmpty(ctx, c.events, pods)
 	}
@@ -147,76 +154,48 @@ func (c *Containers) AwaitEnd(ctx context.Context, claimUID string, pods []kubel
 }
 
 // delete unlinks the claim's mark, and watches it if it is still mounted.
-func (c *Containers) delete(claimUID string) error {
+func (c *Containers) delete(claimUID string, d *deleted) error {
 	w, err := c.events.add(filepath.Join(c.dir, claimUID))
 	if err == nil {
 		if err := c.unlink(claimUID); err != nil {
 			c.events.remove(w)
 			return err
 		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.deleted[claimUID] = append(c.deleted[claimUID], w)
+		d.watches = append(d.watches, w)
 		return nil
 	}
-	if deletedBefore := errors.Is(err, fs.ErrNotExist) && len(c.watches(claimUID)) > 0; deletedBefore {
+	if deletedBefore := errors.Is(err, fs.ErrNotExist) && len(d.watches) > 0; deletedBefore {
 		return nil
 	}
 	// Somebody else has deleted it, or the host allows no more watches.
-	c.setUnwatched(claimUID, true)
+	d.unwatched = true
 	return c.unlink(claimUID)
 }
 
 // waitMounts waits until no mount namespace has a mark of the claim.
-func (c *Containers) waitMounts(ctx context.Context, claimUID string) error {
-	for _, w := range c.watches(claimUID) {
+func (c *Containers) waitMounts(ctx context.Context, claimUID string, d *deleted) error {
+	for _, w := range d.watches {
 		select {
 		case <-w.done:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if w.lost {
-			c.setUnwatched(claimUID, true)
-		}
+		d.unwatched = d.unwatched || w.lost
 	}
-	c.mu.Lock()
-	delete(c.deleted, claimUID)
-	c.mu.Unlock()
-	for c.isUnwatched(claimUID) {
+	d.watches = nil
+	for d.unwatched {
 		mounted, err := c.isMounted(claimUID)
 		if err != nil {
 			return err
 		}
-		c.setUnwatched(claimUID, mounted)
-		if mounted {
+		if d.unwatched = mounted; mounted {
 			if err := pause(ctx, nil, scanEvery); err != nil {
 				return err
 			}
 		}
 	}
+	c.deleted.Delete(claimUID)
 	return nil
-}
-
-func (c *Containers) watches(claimUID string) []*watch {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.deleted[claimUID])
-}
-
-func (c *Containers) isUnwatched(claimUID string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.unwatched[claimUID]
-}
-
-func (c *Containers) setUnwatched(claimUID string, unwatched bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if unwatched {
-		c.unwatched[claimUID] = true
-	} else {
-		delete(c.unwatched, claimUID)
-	}
 }
 
 // isMounted reports whether any process sees a mark of the claim.

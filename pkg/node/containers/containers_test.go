@@ -311,16 +311,16 @@ func TestForgetDropsAllOfAClaim(t *testing.T) {
 	if err := c.Recover(); err != nil {
 		t.Fatal(err)
 	}
-	if len(c.deleted) != 1 || len(c.unwatched) != 1 {
-		t.Fatalf("%d and %d claims have deleted marks, want one each", len(c.deleted), len(c.unwatched))
+	if d := c.deletedOf(claimUID); len(d.watches) != 1 || !d.unwatched {
+		t.Fatalf("the claim's deleted marks are %+v, want one that is watched and some that aren't", d)
 	}
 	if err := c.Forget(claimUID); err != nil {
 		t.Fatal(err)
 	}
 	c.events.mu.Lock()
 	defer c.events.mu.Unlock()
-	if n := len(c.deleted) + len(c.unwatched) + len(c.events.watches); n > 0 {
-		t.Errorf("%d entries of the claim are left", n)
+	if _, left := c.deleted.Load(claimUID); left || len(c.events.watches) > 0 {
+		t.Errorf("the claim's deleted marks are left: %t, and %d watches", left, len(c.events.watches))
 	}
 }
 
