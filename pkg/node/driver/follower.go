@@ -215,10 +215,16 @@ func (f *Follower) closeRest() error {
 // take long. It returns when that is done, or after RecoverWithin. The channel is closed when
 // it is done.
 func (f *Follower) arrive(ctx context.Context, root driverroot.Root, session *nvml.Session) (arrived <-chan struct{}) {
+	return f.recover(ctx, func() { f.cfg.use(f.cfg.Opener.host, root, session, f.cfg.BootID) })
+}
+
+// recover calls before, and makes the node agree with the journal. It returns when that is done,
+// or after RecoverWithin. The channel is closed when it is done.
+func (f *Follower) recover(ctx context.Context, before func()) (recovered <-chan struct{}) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		f.cfg.use(f.cfg.Opener.host, root, session, f.cfg.BootID)
+		before()
 		f.cfg.Recover(ctx)
 	}()
 	select {
@@ -251,16 +257,7 @@ func (f *Follower) beforeClose(ctx context.Context, arrived <-chan struct{}, why
 // that need one fail, and are retried later. It returns after RecoverWithin at the latest, so
 // that the plugin can register with the kubelet.
 func (f *Follower) RecoverWithoutDriver(ctx context.Context) {
-	recovered := make(chan struct{})
-	go func() {
-		defer close(recovered)
-		f.cfg.Recover(ctx)
-	}()
-	select {
-	case <-recovered:
-	case <-time.After(RecoverWithin):
-	case <-ctx.Done():
-	}
+	f.recover(ctx, func() {})
 }
 
 // pause waits for a request, the time, or the end of ctx.

@@ -11,18 +11,18 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 )
 
-// programs runs programs of the driver. One that hangs in the driver can't be
-// killed: run stops waiting for it, and doesn't start it again while it exists.
+// programs runs programs of the driver, each command by one caller at a time. One that hangs in
+// the driver can't be killed: run stops waiting for it, and doesn't start it again while it
+// exists.
 type programs struct {
 	host driverroot.Host
 	root driverroot.Root
 
-	mu      sync.Mutex
-	running map[string]bool // programs whose caller has stopped waiting, by command line
+	running sync.Map // the command lines of programs that have not ended
 }
 
 func newPrograms(host driverroot.Host, root driverroot.Root) *programs {
-	return &programs{host: host, root: root, running: map[string]bool{}}
+	return &programs{host: host, root: root}
 }
 
 // killWithin is how long a program may take to die.
@@ -34,14 +34,12 @@ var errStillRuns = errors.New("it was started before, hangs in the driver and ca
 // run runs the program and returns its output.
 func (p *programs) run(ctx context.Context, name string, args ...string) (string, error) {
 	line := strings.Join(append([]string{name}, args...), " ")
-	p.mu.Lock()
-	hangs := p.running[line]
-	p.mu.Unlock()
-	if hangs {
+	if _, runs := p.running.LoadOrStore(line, true); runs {
 		return "", fmt.Errorf("run %s: %w", line, errStillRuns)
 	}
 	cmd, err := p.root.Command(ctx, p.host, name, args...)
 	if err != nil {
+		p.running.Delete(line)
 		return "", err
 	}
 	cmd.WaitDelay = killWithin
@@ -52,9 +50,7 @@ func (p *programs) run(ctx context.Context, name string, args ...string) (string
 	ended := make(chan result, 1)
 	go func() {
 		out, err := cmd.CombinedOutput()
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.running, line)
+		p.running.Delete(line)
 		ended <- result{out, driverroot.IgnoreWaitDelay(err)}
 	}()
 	select {
@@ -66,14 +62,6 @@ func (p *programs) run(ctx context.Context, name string, args ...string) (string
 	case r := <-ended:
 		return string(r.out), r.err
 	case <-time.After(2 * killWithin):
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	select {
-	case r := <-ended: // just now
-		return string(r.out), r.err
-	default:
-		p.running[line] = true
 		return "", fmt.Errorf("run %s: %w", line, errors.Join(context.Cause(ctx), errStillRuns))
 	}
 }
