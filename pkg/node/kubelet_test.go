@@ -19,6 +19,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 )
 
@@ -38,7 +39,7 @@ func serveKubelet(t *testing.T, claims kubelet.Claims, known ...*resourceapi.Res
 	for _, c := range known {
 		objects = append(objects, c)
 	}
-	p := kubelet.New(kubelet.Config{Driver: gpu.DriverName, Root: root, Client: fake.NewClientset(objects...), Claims: claims})
+	p := kubelet.New(kubelet.Config{Driver: gpu.DriverName, Root: root, Client: fake.NewClientset(objects...), Claims: claims, Facts: facts.New("node-a")})
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)

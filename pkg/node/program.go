@@ -313,7 +313,7 @@ func (p *program) offer(ctx context.Context, plugin *plugin) (*handover.Accepted
 	defer cancel(nil)
 	if plugin.tenure.tookOver {
 		defer time.AfterFunc(registerWithin, func() {
-			if !plugin.registered.Load() {
+			if !plugin.facts.IsRegistered() {
 				cancel(errNotRegistered)
 			}
 		}).Stop()

@@ -158,11 +158,11 @@ func TestNotHandedOverWhileNobodyIsRegistered(t *testing.T) {
 		if refuses() == nil {
 			t.Error("hands over although neither plugin is registered")
 		}
-		p.registered.Store(true)
-		if err := refuses(); err != nil {
+		registered := idlePlugin(p.tenure)
+		registered.facts.SetRegistered()
+		if err := idleProgram().refuses(registered, requestOf("next")); err != nil {
 			t.Errorf("registered: %v", err)
 		}
-		p.registered.Store(false)
 		<-time.After(registerWithin)
 		if err := refuses(); err != nil {
 			t.Errorf("the kubelet doesn't register it: %v", err)
@@ -191,7 +191,7 @@ func TestNotHandedOverToOneThatCannotRegister(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, r := idlePlugin(tenure{}), requestOf("next")
 			r.BesideDevicePlugin = !tc.older
-			p.registered.Store(true)
+			p.facts.SetRegistered()
 			p.facts.SawNode(true, tc.devicePlugin)
 			p.facts.SetOtherDriver(tc.draDriver)
 			err := idleProgram().refuses(p, r)
@@ -320,7 +320,9 @@ func TestUnregisteredSuccessorEnds(t *testing.T) {
 				plugin := idlePlugin(tenure{tookOver: tc.tookOver})
 				plugin.dir = dir
 				plugin.facts.SetOtherDriver(tc.conflict)
-				plugin.registered.Store(tc.registered)
+				if tc.registered {
+					plugin.facts.SetRegistered()
+				}
 				ctx, cancel := context.WithTimeout(t.Context(), registerWithin+time.Second)
 				defer cancel()
 				if _, err := idleProgram().offer(ctx, plugin); (err != nil) != tc.ends {

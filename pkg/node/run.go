@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -82,7 +81,6 @@ type plugin struct {
 	readings   *usage.Readings
 	driver     *driver.Follower
 	metrics    *prometheus.Registry
-	registered atomic.Bool
 
 	// parts that run. cancel ends all of them, and cancelWork those that use the journal and
 	// the hardware; worked is closed when these have ended.
@@ -134,7 +132,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 	})
 	p.reporter, err = report.New(report.Config{
 		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: by.api,
-		Facts: p.facts, Seen: p.ask,
+		Facts: p.facts,
 	})
 	if err != nil {
 		return err
@@ -157,11 +155,9 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 		},
 		BootID: bootID, Opener: by.opener, Specs: p.specs, Facts: p.facts, Steps: failpoint.FromEnvironment(), Registerer: p.metrics,
 	})
-	devices := deviceHealth{pool: cfg.NodeName, journal: p.journal, facts: p.facts, outdated: p.facts.Outdated}
 	p.kubelet = kubelet.New(kubelet.Config{
 		Driver: gpu.DriverName, Root: cfg.KubeletRoot, PodUID: p.podUID, DataDir: cfg.DataDir,
-		Client: p.client, Claims: p.preparer, Health: devices.report,
-		OnRegistered: p.onRegistered, OnConflict: p.facts.SetOtherDriver,
+		Client: p.client, Claims: p.preparer, Pool: cfg.NodeName, Journal: p.journal, Facts: p.facts,
 	})
 	return p.registerUsage(host, bootID)
 }
@@ -254,18 +250,24 @@ func (p *plugin) work(ctx context.Context) error {
 		klog.FromContext(ctx).Error(err, "Containers of claims that were being unprepared when the plugin ended may go unnoticed", "node", p.cfg.NodeName)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return p.containers.Run(ctx) })
-	group.Go(func() error {
-		return p.events.Run(ctx, &corev1client.EventSinkImpl{Interface: p.client.CoreV1().Events("")})
-	})
-	group.Go(func() error { p.recallGPUs(ctx); return p.driver.Run(ctx) })
-	group.Go(func() error { return p.reporter.Run(ctx) })
-	group.Go(func() error { p.partitions.Run(ctx); return nil })
-	group.Go(func() error { p.sharing.Run(ctx); return nil })
-	group.Go(func() error { p.health.Run(ctx); return nil })
-	group.Go(func() error { p.readings.Run(ctx); return nil })
-	group.Go(func() error { return p.statuses.Run(ctx) })
+	for _, run := range []func(context.Context){
+		p.passOnRequests, p.partitions.Run, p.sharing.Run, p.health.Run, p.readings.Run,
+	} {
+		group.Go(func() error { run(ctx); return nil })
+	}
+	for _, run := range []func(context.Context) error{p.containers.Run, p.followDriver, p.reporter.Run, p.statuses.Run, p.writeEvents} {
+		group.Go(func() error { return run(ctx) })
+	}
 	return group.Wait()
+}
+
+func (p *plugin) writeEvents(ctx context.Context) error {
+	return p.events.Run(ctx, &corev1client.EventSinkImpl{Interface: p.client.CoreV1().Events("")})
+}
+
+func (p *plugin) followDriver(ctx context.Context) error {
+	p.recallGPUs(ctx)
+	return p.driver.Run(ctx)
 }
 
 // mayRegister waits until the kubelet's calls can be handled. Another driver isn't waited
@@ -296,18 +298,24 @@ func (p *plugin) mayRegister(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// ask passes the requests of policies and admins in the inventory on to the parts.
-func (p *plugin) ask(inv *v1alpha1.GPUInventory) {
-	p.events.SetInventory(inv.UID)
-	p.partitions.SetKeepWarm(inventory.KeepWarm(inv))
-	p.sharing.SetTimeSlices(inventory.TimeSlices(inv))
-	p.health.SawInventory(inv)
-}
-
-func (p *plugin) onRegistered(time.Time) {
-	klog.Background().Info("Registered with the kubelet", "node", p.cfg.NodeName)
-	p.registered.Store(true)
-	p.reporter.Registered()
+// passOnRequests passes the requests of policies and admins in the inventory on to the parts.
+func (p *plugin) passOnRequests(ctx context.Context) {
+	var passedOn *v1alpha1.GPUInventory
+	for {
+		inv, changed := p.reporter.Inventory()
+		if inv != nil && inv != passedOn {
+			p.events.SetInventory(inv.UID)
+			p.partitions.SetKeepWarm(inventory.KeepWarm(inv))
+			p.sharing.SetTimeSlices(inventory.TimeSlices(inv))
+			p.health.SawInventory(inv)
+			passedOn = inv
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // ready returns nil if the kubelet has registered the plugin, if the node has no driver, or
@@ -315,7 +323,7 @@ func (p *plugin) onRegistered(time.Time) {
 // a plugin that isn't ready. It must not stop at a missing or broken driver, which the
 // node's GPUInventory reports.
 func (p *plugin) ready() error {
-	if p.registered.Load() || p.facts.NoDriver() || p.tenure.wasReady && p.tenure.inGrace() {
+	if p.facts.IsRegistered() || p.facts.NoDriver() || p.tenure.wasReady && p.tenure.inGrace() {
 		return nil
 	}
 	if known, _ := p.facts.State(); known.DRADriver != "" {

@@ -27,7 +27,7 @@ func TestReadyOnceRegistered(t *testing.T) {
 	if err := p.ready(); err == nil {
 		t.Error("ready before the kubelet has registered it")
 	}
-	p.registered.Store(true)
+	p.facts.SetRegistered()
 	if err := p.ready(); err != nil {
 		t.Errorf("registered, without a driver: %v, want ready", err)
 	}

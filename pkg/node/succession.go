@@ -35,7 +35,7 @@ func (p *program) refuses(plugin *plugin, r handover.Request) error {
 	known, _ := plugin.facts.State()
 	own := kubelet.ServiceSocket(p.cfg.KubeletRoot, gpu.DriverName, r.PodUID)
 	switch {
-	case t.inGrace() && !plugin.registered.Load():
+	case t.inGrace() && known.Registered.IsZero():
 		return errors.New("this plugin has just taken the node back from another that ended, and the kubelet hasn't registered it yet")
 	case plugin.driver.IsResetting():
 		return errors.New("this plugin is resetting a GPU")

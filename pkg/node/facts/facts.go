@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -39,6 +40,8 @@ type Facts struct {
 	// devicePlugin and draDriver name another driver that serves the GPUs, with
 	// the remedy; empty: none.
 	devicePlugin, draDriver string
+	// registered is when the kubelet has registered the plugin last; zero: it hasn't.
+	registered time.Time
 }
 
 // Trouble is why the node has no GPUs to offer; zero while it has.
@@ -67,6 +70,8 @@ type State struct {
 	// DevicePlugin and DRADriver name another driver that serves the GPUs, with
 	// the remedy; empty: none.
 	DevicePlugin, DRADriver string
+	// Registered is when the kubelet has registered the plugin last; zero: it hasn't.
+	Registered time.Time
 }
 
 // Conflict returns the sentence about another driver that serves the GPUs; empty: none.
@@ -78,7 +83,7 @@ func (f *Facts) State() (State, <-chan struct{}) {
 	defer f.mu.Unlock()
 	return State{
 		Known: f.known, Node: f.node, Trouble: f.trouble, Listing: f.listing,
-		DevicePlugin: f.devicePlugin, DRADriver: f.draDriver,
+		DevicePlugin: f.devicePlugin, DRADriver: f.draDriver, Registered: f.registered,
 	}, f.mu.Changed()
 }
 
@@ -241,6 +246,18 @@ func (f *Facts) SetOtherDriver(by string) {
 	if !same {
 		f.mu.Change(func() { f.draDriver = by })
 	}
+}
+
+// SetRegistered sets that the kubelet has registered the plugin just now.
+func (f *Facts) SetRegistered() {
+	now := time.Now()
+	f.mu.Change(func() { f.registered = now })
+}
+
+// IsRegistered reports whether the kubelet has registered the plugin.
+func (f *Facts) IsRegistered() bool {
+	state, _ := f.State()
+	return !state.Registered.IsZero()
 }
 
 // SawNode sets whether the Node object is there, and the sentence about a device

@@ -88,7 +88,7 @@ func (p *Plugin) reportConflict(ctx context.Context, err error) {
 		klog.FromContext(ctx).Error(err, "This driver doesn't serve the kubelet")
 	}
 	p.conflict = conflict
-	p.cfg.OnConflict(conflict)
+	p.cfg.Facts.SetOtherDriver(conflict)
 }
 
 // areThere reports whether all sockets still exist and are the same files.

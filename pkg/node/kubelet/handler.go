@@ -20,26 +20,16 @@ import (
 
 // handler implements kubeletplugin.DRAPlugin.
 type handler struct {
-	claims Claims
-	health Health
+	cfg Config
 	// gate has the calls in which the handler is called.
 	gate *gate
 	// fail ends Run with an error.
 	fail context.CancelCauseFunc
 }
 
-func newHandler(c Config, gate *gate, fail context.CancelCauseFunc) *handler {
-	return &handler{claims: c.Claims, health: c.Health, gate: gate, fail: fail}
-}
-
 // PrepareResourceClaims prepares the claims concurrently.
 func (h *handler) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	results := make([]kubeletplugin.PrepareResult, len(claims))
-	var calls sync.WaitGroup
-	for i, c := range claims {
-		calls.Go(func() { results[i] = h.prepare(ctx, c) })
-	}
-	calls.Wait()
+	results := forEach(claims, func(c *resourceapi.ResourceClaim) kubeletplugin.PrepareResult { return h.prepare(ctx, c) })
 	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, c := range claims {
 		byUID[c.UID] = results[i]
@@ -47,10 +37,21 @@ func (h *handler) PrepareResourceClaims(ctx context.Context, claims []*resourcea
 	return byUID, nil
 }
 
+// forEach calls f for all claims concurrently, and returns the results in the claims' order.
+func forEach[C, R any](claims []C, f func(C) R) []R {
+	results := make([]R, len(claims))
+	var calls sync.WaitGroup
+	for i, c := range claims {
+		calls.Go(func() { results[i] = f(c) })
+	}
+	calls.Wait()
+	return results
+}
+
 func (h *handler) prepare(ctx context.Context, c *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(c), "claimUID", c.UID)
 	start := time.Now()
-	devices, err := h.claims.Prepare(klog.NewContext(ctx, logger), c)
+	devices, err := h.cfg.Claims.Prepare(klog.NewContext(ctx, logger), c)
 	if err != nil {
 		logger.Error(err, "Preparing a claim failed", "duration", time.Since(start))
 		return kubeletplugin.PrepareResult{Err: err}
@@ -61,12 +62,7 @@ func (h *handler) prepare(ctx context.Context, c *resourceapi.ResourceClaim) kub
 
 // UnprepareResourceClaims unprepares the claims concurrently.
 func (h *handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
-	errs := make([]error, len(claims))
-	var calls sync.WaitGroup
-	for i, c := range claims {
-		calls.Go(func() { errs[i] = h.unprepare(ctx, c) })
-	}
-	calls.Wait()
+	errs := forEach(claims, func(c kubeletplugin.NamespacedObject) error { return h.unprepare(ctx, c) })
 	byUID := make(map[types.UID]error, len(claims))
 	for i, c := range claims {
 		byUID[c.UID] = errs[i]
@@ -77,7 +73,7 @@ func (h *handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletp
 func (h *handler) unprepare(ctx context.Context, c kubeletplugin.NamespacedObject) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(c.Namespace, c.Name), "claimUID", c.UID)
 	start := time.Now()
-	if err := h.claims.Unprepare(klog.NewContext(ctx, logger), c); err != nil {
+	if err := h.cfg.Claims.Unprepare(klog.NewContext(ctx, logger), c); err != nil {
 		logger.Error(err, "Unpreparing a claim failed", "duration", time.Since(start))
 		return err
 	}
@@ -146,7 +142,8 @@ func after(closed <-chan struct{}) grpc.UnaryServerInterceptor {
 func (p *Plugin) noteRegistration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	resp, err := next(ctx, req)
 	if status, ok := req.(*registerapi.RegistrationStatus); ok && err == nil && status.GetPluginRegistered() {
-		p.cfg.OnRegistered(time.Now())
+		klog.FromContext(ctx).Info("Registered with the kubelet", "node", p.cfg.Pool)
+		p.cfg.Facts.SetRegistered()
 	}
 	return resp, err
 }

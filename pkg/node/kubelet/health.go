@@ -8,23 +8,17 @@ import (
 )
 
 const (
-	// HealthKnownWithin is how old a Health may be of which the kubelet is told that a
+	// healthKnownWithin is how old the facts may be by which the kubelet is told that a
 	// device is healthy.
-	HealthKnownWithin = 20 * time.Second
-	// healthTimeout is how long a report counts: with HealthKnownWithin no more than 30
+	healthKnownWithin = 20 * time.Second
+	// healthTimeout is how long a report counts: with healthKnownWithin no more than 30
 	// seconds. Kubernetes 1.34 doesn't read it, and takes 30 seconds.
 	healthTimeout = 10 * time.Second
 	// healthEvery is how often the health is reported again.
 	healthEvery = 5 * time.Second
 )
 
-// Health returns the health of the devices that claims hold, and a channel that is
-// closed when it may have changed; its callers call it again after some seconds in any
-// case, and when claims have been prepared. It must not block. A device isn't healthy
-// unless that was true HealthKnownWithin ago or later.
-type Health func() (_ []kubeletplugin.DeviceHealth, changed <-chan struct{})
-
-// WatchHealthStatus reports the health until ctx ends; see Health. The kubelet takes
+// WatchHealthStatus reports the health until ctx ends. The kubelet takes
 // each report as one of the devices in it; it asks for the health of allocated devices
 // only. Once another plugin takes over, it ends the stream so that the kubelet doesn't
 // ask again.
@@ -34,10 +28,7 @@ func (h *handler) WatchHealthStatus(ctx context.Context, reports chan<- kubeletp
 		if h.gate.handedOver() {
 			return kubeletplugin.ErrHealthNotSupported
 		}
-		devices, changed := h.health()
-		for i := range devices {
-			devices[i].HealthCheckTimeout = healthTimeout
-		}
+		devices, changed := h.cfg.deviceHealth()
 		select {
 		case reports <- kubeletplugin.DeviceHealthReport{Devices: devices}:
 		case <-ctx.Done():

@@ -10,26 +10,33 @@ import (
 	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drahealthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
-	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
-// health is the health of one device, as a test sets it.
+// health is that of one device, which a claim holds, as a test sets it.
 type health struct {
-	mu notify.Mutex
-	is kubeletplugin.DeviceHealth
+	journal *journal.Journal
+	facts   *facts.Facts
 }
 
-func (h *health) now() ([]kubeletplugin.DeviceHealth, <-chan struct{}) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return []kubeletplugin.DeviceHealth{h.is}, h.mu.Changed()
+func newHealth(t *testing.T) health {
+	t.Helper()
+	return health{facts: facts.New("node-a"), journal: kubelet.JournalOf(t, holding.Record{
+		ClaimUID: "training", Holdings: []holding.Holding{{Device: "gpu-0", GPU: "GPU-0"}},
+	})}
 }
 
-func (h *health) set(is kubeletplugin.HealthStatus, message string) {
-	h.mu.Change(func() {
-		h.is = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: "gpu-0", Health: is, Message: message}
-	})
+// set has the GPU found with conditions.
+func (h health) set(conditions ...gpu.Condition) {
+	h.facts.Found(gpu.Node{Name: "node-a", GPUs: []gpu.GPU{{UUID: "GPU-0", Conditions: conditions}}})
+}
+
+func (h health) config() kubelet.Config {
+	return kubelet.Config{Claims: &claims{}, Pool: "node-a", Journal: h.journal, Facts: h.facts}
 }
 
 // healthStream is a kubelet's end of a stream, of either version.
@@ -51,16 +58,16 @@ func TestHealth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := run(t, kubeletRoot(t))
-			f.health.set(kubeletplugin.HealthStatusHealthy, "")
+			f.health.set()
 			stream, err := watch(t, dial(t, f.register(t).GetEndpoint()))
 			if err != nil {
 				t.Fatal(err)
 			}
 			await(t, stream, drahealthv1.HealthStatus_HEALTHY, "")
-			f.health.set(kubeletplugin.HealthStatusUnhealthy, "fell off the bus")
-			await(t, stream, drahealthv1.HealthStatus_UNHEALTHY, "fell off the bus")
-			f.health.set(kubeletplugin.HealthStatusUnknown, "hangs")
-			await(t, stream, drahealthv1.HealthStatus_UNKNOWN, "hangs")
+			f.health.set(gpu.Condition{Type: gpu.Lost, Message: "fell off the bus"})
+			await(t, stream, drahealthv1.HealthStatus_UNHEALTHY, "Lost: fell off the bus")
+			f.health.set(gpu.Condition{Type: gpu.NotResponding, Message: "hangs"})
+			await(t, stream, drahealthv1.HealthStatus_UNKNOWN, "NotResponding: hangs")
 		})
 	}
 }
@@ -81,13 +88,13 @@ func await(t *testing.T, stream healthStream, is drahealthv1.HealthStatus, messa
 }
 
 // TestHealthIsALease: a report counts for so short a time that, with the time for which
-// Health may go without a look at the hardware, the kubelet believes nothing for more
+// the facts may go without a look at the hardware, the kubelet believes nothing for more
 // than 30 seconds; and it comes again in time, also if one is lost.
 func TestHealthIsALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var h health
-		h.set(kubeletplugin.HealthStatusHealthy, "")
-		reports := watchHealth(t, kubelet.NewHandler(&claims{}, h.now))
+		h := newHealth(t)
+		h.set()
+		reports := watchHealth(t, kubelet.NewHandler(h.config()))
 		for range 10 {
 			timeout := (<-reports).Devices[0].HealthCheckTimeout
 			if timeout <= 0 || timeout+kubelet.HealthKnownWithin > 30*time.Second {
@@ -106,8 +113,8 @@ func TestHealthIsALease(t *testing.T) {
 // the devices that have come with the claim.
 func TestHealthFollowsPrepare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var h health
-		handler := kubelet.NewHandler(&claims{}, h.now)
+		h := newHealth(t)
+		handler := kubelet.NewHandler(h.config())
 		reports := watchHealth(t, handler)
 		<-reports
 		synctest.Wait()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -14,6 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet/v1alpha4"
 )
 
@@ -45,16 +46,13 @@ type Config struct {
 	// Client reads ResourceClaims, in the API version that the server has.
 	Client kubernetes.Interface
 	Claims Claims
-	// Health, which may be nil, is reported to the kubelet for the pods' status.
-	Health Health
-	// OnRegistered, which may be nil, is called each time a kubelet has
-	// registered the plugin, again after the kubelet's restart. It must not
-	// block.
-	OnRegistered func(time.Time)
-	// OnConflict, which may be nil, is called with the reason while another
-	// running driver has the plugin's name, and with "" when none has. It must not
-	// block.
-	OnConflict func(string)
+	// Pool has the devices of the node: it is the Node's name.
+	Pool string
+	// Journal has the devices that claims hold, whose health is reported for the pods' status.
+	Journal *journal.Journal
+	// Facts say how the GPUs are, and are told each time a kubelet has registered the plugin,
+	// again after the kubelet's restart, and whether another running driver has its name.
+	Facts *facts.Facts
 }
 
 // Plugin serves one kubelet.
@@ -71,12 +69,6 @@ type Plugin struct {
 
 // New builds a Plugin; Run starts it.
 func New(c Config) *Plugin {
-	if c.OnRegistered == nil {
-		c.OnRegistered = func(time.Time) {}
-	}
-	if c.OnConflict == nil {
-		c.OnConflict = func(string) {}
-	}
 	return &Plugin{cfg: c, apart: map[string]os.FileInfo{}, every: lookEvery}
 }
 
@@ -112,14 +104,14 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer old.Stop()
 	noted := make(chan struct{})
 	// Not with running: after a handover calls may end later than that.
-	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), newHandler(p.cfg, &p.gate, cancel),
+	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), &handler{cfg: p.cfg, gate: &p.gate, fail: cancel},
 		kubeletplugin.DriverName(p.cfg.Driver),
 		kubeletplugin.KubeClient(p.cfg.Client),
 		kubeletplugin.RegistrarDirectoryPath(p.registryDirectory()),
 		kubeletplugin.PluginDataDirectoryPath(DataDirectory(p.cfg.Root, p.cfg.Driver)),
 		kubeletplugin.RollingUpdate(p.cfg.PodUID),
 		kubeletplugin.Serialize(false),
-		kubeletplugin.HealthService(p.cfg.Health != nil),
+		kubeletplugin.HealthService(true),
 		kubeletplugin.GRPCInterceptor(p.gate.handle),
 		kubeletplugin.GRPCInterceptor(p.announce),
 		kubeletplugin.GRPCInterceptor(ofRegistration(after(noted))),
@@ -133,10 +125,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer helper.Stop()
 	own := files(p.sockets())
 	close(noted)
-	var watched sync.WaitGroup
-	defer watched.Wait()
-	watched.Go(func() { cancel(p.watchSockets(running, own, old.Intact)) })
-	<-running.Done()
+	cancel(p.watchSockets(running, own, old.Intact))
 	p.awaitForwarded(ctx)
 	if ctx.Err() != nil {
 		return nil

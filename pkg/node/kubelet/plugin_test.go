@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
@@ -30,6 +29,7 @@ import (
 	drapbv1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 )
 
@@ -127,14 +127,12 @@ func kubeletRoot(t *testing.T) string {
 
 // fixture is a plugin and the kubelet's ends of its sockets.
 type fixture struct {
-	root       string
-	podUID     types.UID
-	plugin     *kubelet.Plugin
-	claims     *claims
-	client     *fake.Clientset
-	health     *health
-	registered chan time.Time
-	conflicts  chan string
+	root   string
+	podUID types.UID
+	plugin *kubelet.Plugin
+	claims *claims
+	client *fake.Clientset
+	health health
 	// ended receives the result of Run, once.
 	ended chan error
 	// stop ends Run and returns its result.
@@ -154,11 +152,10 @@ func runAs(t *testing.T, root string, podUID types.UID, names ...string) *fixtur
 	for _, n := range names {
 		objects = append(objects, newClaim(n))
 	}
-	f := &fixture{root: root, podUID: podUID, claims: &claims{}, client: fake.NewClientset(objects...), health: &health{}, registered: make(chan time.Time, 10), conflicts: make(chan string, 1)}
+	f := &fixture{root: root, podUID: podUID, claims: &claims{}, client: fake.NewClientset(objects...), health: newHealth(t)}
 	plugin := kubelet.New(kubelet.Config{
-		Driver: driver, Root: root, PodUID: podUID, DataDir: dataDirs[podUID != ""], Client: f.client, Claims: f.claims, Health: f.health.now,
-		OnRegistered: func(at time.Time) { f.registered <- at },
-		OnConflict:   f.note,
+		Driver: driver, Root: root, PodUID: podUID, DataDir: dataDirs[podUID != ""], Client: f.client, Claims: f.claims,
+		Pool: "node-a", Journal: f.health.journal, Facts: f.health.facts,
 	})
 	plugin.LookOften()
 	f.plugin = plugin
@@ -178,25 +175,17 @@ func runAs(t *testing.T, root string, podUID types.UID, names ...string) *fixtur
 	return f
 }
 
-// note stores the last report about another driver.
-func (f *fixture) note(by string) {
-	select {
-	case <-f.conflicts:
-	default:
-	}
-	f.conflicts <- by
-}
-
 // awaitConflict waits until the plugin reports that another driver has its
 // name, or that none has.
 func (f *fixture) awaitConflict(t *testing.T, want bool) {
 	t.Helper()
 	for {
+		state, changed := f.health.facts.State()
+		if by := state.DRADriver; (by != "") == want && strings.Contains(by, "uninstall") == want {
+			return
+		}
 		select {
-		case by := <-f.conflicts:
-			if (by != "") == want && strings.Contains(by, "uninstall") == want {
-				return
-			}
+		case <-changed:
 		case err := <-f.ended:
 			f.ended <- nil
 			t.Fatalf("the plugin has ended before it said so: %v", err)
@@ -253,15 +242,18 @@ func TestRegistration(t *testing.T) {
 	if diff := cmp.Diff(want, info, protocmp.Transform()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	<-f.registered
+	first, _ := f.health.facts.State()
 	f.register(t) // as after a restart of the kubelet
-	<-f.registered
+	second, _ := f.health.facts.State()
+	if first.Registered.IsZero() || !second.Registered.After(first.Registered) {
+		t.Errorf("registered at %s, and again at %s", first.Registered, second.Registered)
+	}
 	_, err := f.registration(t).NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{Error: "no"})
 	if err == nil {
 		t.Error("a failed registration went unnoticed")
 	}
-	if len(f.registered) > 0 {
-		t.Error("OnRegistered called for a failed registration")
+	if third, _ := f.health.facts.State(); third.Registered != second.Registered {
+		t.Error("a failed registration counts")
 	}
 }
 
@@ -336,7 +328,7 @@ func TestPrepareIsAnnouncedBeforeTheClaimIsRead(t *testing.T) {
 func TestRunRefuses(t *testing.T) {
 	start := func(t *testing.T, root string) error {
 		_, ctx := ktesting.NewTestContext(t)
-		return kubelet.New(kubelet.Config{Driver: driver, Root: root, Client: fake.NewClientset(), Claims: &claims{}}).Run(ctx)
+		return kubelet.New(kubelet.Config{Driver: driver, Root: root, Client: fake.NewClientset(), Claims: &claims{}, Facts: facts.New("node-a")}).Run(ctx)
 	}
 	t.Run("a path too long for a socket", func(t *testing.T) {
 		err := start(t, filepath.Join(t.TempDir(), strings.Repeat("x", 100)))

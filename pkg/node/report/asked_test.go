@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2/ktesting"
 
@@ -19,14 +18,9 @@ import (
 // TestWhatPoliciesAsk of the node reaches those who do it.
 func TestWhatPoliciesAsk(t *testing.T) {
 	s := newServer(t)
-	warm, slices := make(chan map[gpu.UUID]time.Duration, 100), make(chan map[gpu.UUID]string, 100)
 	known := facts.New("node-0")
 	r, err := report.New(report.Config{
 		NodeName: "node-0", REST: s.config(), Facts: known,
-		Seen: func(inv *v1alpha1.GPUInventory) {
-			warm <- inventory.KeepWarm(inv)
-			slices <- inventory.TimeSlices(inv)
-		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -37,8 +31,17 @@ func TestWhatPoliciesAsk(t *testing.T) {
 	go func() { done <- r.Run(ctx) }()
 	defer func() { cancel(); s.CloseClientConnections(); <-done }()
 	known.Found(node(h100))
-	if diff := cmp.Diff(map[gpu.UUID]string{}, <-slices); diff != "" {
-		t.Errorf("without a policy (-want +got):\n%s", diff)
+	asked := func() (warm map[gpu.UUID]time.Duration, slices map[gpu.UUID]string) {
+		for {
+			inv, changed := r.Inventory()
+			if inv != nil {
+				return inventory.KeepWarm(inv), inventory.TimeSlices(inv)
+			}
+			<-changed
+		}
+	}
+	if _, slices := asked(); len(slices) > 0 {
+		t.Errorf("without a policy: %v", slices)
 	}
 	eventually(t, s, "a report", func(*v1alpha1.GPUInventory) bool { return true })
 	s.change("gpuinventories", func() (string, any) {
@@ -49,10 +52,11 @@ func TestWhatPoliciesAsk(t *testing.T) {
 		s.store(inv)
 		return "MODIFIED", inv
 	})
-	for got := (map[gpu.UUID]string{}); got["GPU-1"] != "Long" || len(got) != 1; {
-		got = <-slices
-	}
-	for got := (map[gpu.UUID]time.Duration{}); got["GPU-2"] != time.Minute || len(got) != 1; {
-		got = <-warm
+	for {
+		_, changed := r.Inventory()
+		if warm, slices := asked(); len(slices) == 1 && slices["GPU-1"] == "Long" && len(warm) == 1 && warm["GPU-2"] == time.Minute {
+			return
+		}
+		<-changed
 	}
 }

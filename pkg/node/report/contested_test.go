@@ -16,7 +16,7 @@ func TestContestedNode(t *testing.T) {
 	s := newServer(t)
 	r, _ := start(t, s)
 	r.Found(node(h100))
-	r.Registered()
+	r.SetRegistered()
 	eventually(t, s, "a plugin at work", ready(report.ReasonRegistered))
 	controller := func(status metav1.ConditionStatus, reason string) {
 		s.change("gpuinventories", func() (string, any) {

@@ -19,7 +19,7 @@ func TestDoubleAllocation(t *testing.T) {
 	s := newServer(t)
 	r, stop := start(t, s)
 	r.Found(node(h100))
-	r.Registered()
+	r.SetRegistered()
 	eventually(t, s, "a plugin at work", ready(report.ReasonRegistered))
 	reported := func(version, message, want string) {
 		t.Helper()
@@ -42,7 +42,7 @@ func TestDoubleAllocation(t *testing.T) {
 	stop()
 	r, _ = start(t, s)
 	r.Found(node(h100))
-	r.Registered()
+	r.SetRegistered()
 	reported("v1.36.3", "third", "first")
 	reported("v1.37.1", "fourth", "fourth")
 
@@ -74,7 +74,7 @@ func TestDoubleAllocationWithoutServer(t *testing.T) {
 	s := newServer(t)
 	r, _ := start(t, s)
 	r.Found(node(h100))
-	r.Registered()
+	r.SetRegistered()
 	eventually(t, s, "a plugin at work", ready(report.ReasonRegistered))
 	s.setAway(true)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -30,7 +30,7 @@ func TestFieldsThatTheServerDrops(t *testing.T) {
 	if err := r.WaitReported(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r.Registered()
+	r.SetRegistered()
 	for n := range int64(3) {
 		s.request(n + 1)
 		eventually(t, s, "an answer", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.PublishResponse == n+1 })
@@ -54,7 +54,7 @@ func TestServerThatDropsNothing(t *testing.T) {
 	lost.Conditions = []gpu.Condition{{Type: gpu.Lost, Message: "gone"}}
 	r.Found(node(lost))
 	eventually(t, s, "the first report", ready(report.ReasonNotRegistered))
-	r.Registered()
+	r.SetRegistered()
 	eventually(t, s, "a condition that changes", ready(report.ReasonRegistered))
 	stop()
 	if strings.Contains(r.logged(), droppedMessage) {

@@ -3,6 +3,8 @@ package report
 import (
 	"context"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const (
@@ -19,9 +21,9 @@ const (
 func (r *Reporter) gather(ctx context.Context) {
 	longest, quiet := time.After(gatherAtMost), time.After(gatherFor)
 	for {
-		_, factsChanged := r.facts.State()
+		known, factsChanged := r.facts.State()
 		r.mu.Lock()
-		awaited, changed := r.awaited(), r.mu.Changed()
+		awaited, changed := r.awaited(registeredAt(known)), r.mu.Changed()
 		r.mu.Unlock()
 		if awaited {
 			return
@@ -42,10 +44,10 @@ func (r *Reporter) gather(ctx context.Context) {
 
 // awaited reports whether the next write is awaited: by the plugin's start, by the
 // controller, or because of a double allocation. It needs the lock.
-func (r *Reporter) awaited() bool {
+func (r *Reporter) awaited(registered *metav1.MicroTime) bool {
 	if !r.reported || r.inventory == nil || r.doubleAllocation != nil {
 		return true
 	}
 	inv := r.inventory
-	return r.registeredAt != nil && (!r.registeredAt.Equal(inv.Status.RegisteredAt) || inv.Spec.PublishRequest != inv.Status.PublishResponse)
+	return registered != nil && (!registered.Equal(inv.Status.RegisteredAt) || inv.Spec.PublishRequest != inv.Status.PublishResponse)
 }

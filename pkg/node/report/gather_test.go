@@ -24,7 +24,6 @@ func TestGather(t *testing.T) {
 		}
 		return at
 	}
-	registered := time.Unix(1, 0)
 	for name, tc := range map[string]struct {
 		further []time.Duration // changes after the first one
 		request time.Duration   // the controller's, for an answer
@@ -44,7 +43,7 @@ func TestGather(t *testing.T) {
 					t.Fatal(err)
 				}
 				inv := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{UID: "uid"}}
-				r.Reported(inv, registered)
+				r.Reported(inv)
 				for _, at := range tc.further {
 					time.AfterFunc(at, func() { f.SetHealth(map[gpu.UUID][]gpu.Condition{}) })
 				}

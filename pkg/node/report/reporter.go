@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,9 +40,6 @@ type Config struct {
 	REST *rest.Config
 	// Facts are what is reported. The reporter adds what the Node object says.
 	Facts *facts.Facts
-	// Seen, which may be nil, is called with each newer inventory, in order and not
-	// concurrently. It must not block.
-	Seen func(*v1alpha1.GPUInventory)
 }
 
 // Reporter keeps the node's GPUInventory equal to the facts. Its methods may be
@@ -55,15 +51,12 @@ type Reporter struct {
 	nodes       rest.Interface
 	dropped     *dropped // of the last write; used by Run alone
 
-	seeing sync.Mutex // held while an inventory that was seen is passed on
-
-	mu           notify.Mutex // of all below
-	registeredAt *metav1.MicroTime
-	self         *corev1.Node           // nil: not seen
-	inventory    *v1alpha1.GPUInventory // nil: none there; the newest seen
-	deleted      types.UID              // of the inventory last seen deleted
-	synced       bool                   // inventory and self have been looked for
-	reported     bool                   // the object has been equal to the facts
+	mu        notify.Mutex           // of all below
+	self      *corev1.Node           // nil: not seen
+	inventory *v1alpha1.GPUInventory // nil: none there; the newest seen
+	deleted   types.UID              // of the inventory last seen deleted
+	synced    bool                   // inventory and self have been looked for
+	reported  bool                   // the object has been equal to the facts
 	// doubleAllocation is a condition that is to be written once; nil: none is.
 	doubleAllocation *metav1.Condition
 }
@@ -78,18 +71,7 @@ func New(cfg Config) (*Reporter, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Seen == nil {
-		cfg.Seen = func(*v1alpha1.GPUInventory) {}
-	}
 	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: nodes}, nil
-}
-
-// Registered records that the kubelet has registered the plugin just now. It may
-// be called again.
-func (r *Reporter) Registered() {
-	// As precise as the API is, or what is read back would never be equal.
-	now := metav1.NewMicroTime(time.Now().Truncate(time.Microsecond))
-	r.mu.Change(func() { r.registeredAt = &now })
 }
 
 // WaitReported returns nil once the object in the cluster has been equal to the
@@ -98,17 +80,16 @@ func (r *Reporter) WaitReported(ctx context.Context) error {
 	return r.mu.Wait(ctx, func() bool { return r.reported })
 }
 
-// saw stores an inventory, and passes it on, unless a newer one is known.
-func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
-	r.seeing.Lock()
-	defer r.seeing.Unlock()
-	if r.store(inv) {
-		r.cfg.Seen(inv)
-	}
+// Inventory returns the inventory as it was last seen, nil if there is none, and a channel that
+// is closed when that may have changed. Nobody may change the inventory.
+func (r *Reporter) Inventory() (_ *v1alpha1.GPUInventory, changed <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.inventory, r.mu.Changed()
 }
 
-// store returns false if a newer inventory is known, or this one's deletion.
-func (r *Reporter) store(inv *v1alpha1.GPUInventory) (newer bool) {
+// saw stores an inventory, unless a newer one is known, or this one's deletion.
+func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
 	r.mu.Change(func() {
 		if inv.UID == r.deleted {
 			return // the answer to a write, overtaken by the word of a deletion
@@ -119,9 +100,8 @@ func (r *Reporter) store(inv *v1alpha1.GPUInventory) (newer bool) {
 				return
 			}
 		}
-		r.inventory, newer = inv, true
+		r.inventory = inv
 	})
-	return newer
 }
 
 // sawDeleted remembers that an inventory is gone for good.

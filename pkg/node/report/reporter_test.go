@@ -131,7 +131,7 @@ func TestReport(t *testing.T) {
 	if s := inv.Status; s.GPUCount != 1 || s.DriverVersion != "580.159.04" || s.BootID != "boot" || s.PluginVersion != "v1" {
 		t.Errorf("status %+v", s)
 	}
-	r.Registered()
+	r.SetRegistered()
 	inv = eventually(t, s, "registration", ready(report.ReasonRegistered))
 	if inv.Status.RegisteredAt == nil {
 		t.Error("registered, but no time")
@@ -165,7 +165,7 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	s := newServer(t)
 	r, stop := start(t, s)
 	r.Found(node(h100))
-	r.Registered()
+	r.SetRegistered()
 	eventually(t, s, "registration", ready(report.ReasonRegistered))
 	_, before := s.get()
 	for range 10 {
@@ -205,7 +205,7 @@ func TestOnlyARegisteredPluginAnswers(t *testing.T) {
 	if inv.Status.PublishResponse != 0 {
 		t.Error("a plugin that isn't registered has answered")
 	}
-	r.Registered()
+	r.SetRegistered()
 	eventually(t, s, "the answer", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.PublishResponse == 7 })
 	s.request(8)
 	eventually(t, s, "the next answer", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.PublishResponse == 8 })
@@ -215,7 +215,7 @@ func TestObjectDeleted(t *testing.T) {
 	s := newServer(t)
 	r, _ := start(t, s)
 	r.Found(node(h100))
-	r.Registered()
+	r.SetRegistered()
 	first := eventually(t, s, "registration", ready(report.ReasonRegistered))
 	s.remove()
 	second := eventually(t, s, "the object's return", ready(report.ReasonRegistered))
@@ -277,7 +277,7 @@ func TestDevicePlugin(t *testing.T) {
 	if err := r.MayPrepare(); err == nil || !strings.Contains(err.Error(), "remove the NVIDIA device plugin") {
 		t.Errorf("preparing beside a device plugin: %v, want an error that says what to remove", err)
 	}
-	r.Registered()
+	r.SetRegistered()
 	inv = eventually(t, s, "the registration", func(inv *v1alpha1.GPUInventory) bool { return inv.Status.RegisteredAt != nil })
 	if !ready(report.ReasonConflicting)(inv) {
 		t.Errorf("registered beside a device plugin, the conditions are %+v, want the conflict", inv.Status.Conditions)
@@ -293,9 +293,9 @@ func TestConditionsKeepTheirTime(t *testing.T) {
 	s := newServer(t)
 	r, _ := start(t, s)
 	r.Found(node(h100))
-	r.Registered()
+	r.SetRegistered()
 	first := eventually(t, s, "registration", ready(report.ReasonRegistered))
-	r.Registered() // the kubelet has restarted
+	r.SetRegistered() // the kubelet has restarted
 	second := eventually(t, s, "the next registration", func(inv *v1alpha1.GPUInventory) bool {
 		return !inv.Status.RegisteredAt.Equal(first.Status.RegisteredAt)
 	})

@@ -29,8 +29,9 @@ func (r *Reporter) Run(ctx context.Context) error {
 	nodes := r.watchNode()
 	var watches sync.WaitGroup
 	defer watches.Wait()
-	watches.Go(func() { inventories.RunWithContext(ctx) })
-	watches.Go(func() { nodes.RunWithContext(ctx) })
+	for _, w := range []cache.Controller{inventories, nodes} {
+		watches.Go(func() { w.RunWithContext(ctx) })
+	}
 	if !cache.WaitForCacheSync(ctx.Done(), inventories.HasSynced, nodes.HasSynced) {
 		return nil
 	}
@@ -121,12 +122,12 @@ func (r *Reporter) fill(inv *v1alpha1.GPUInventory, known facts.State) {
 	now := metav1.Now().Rfc3339Copy()
 	inventory.Stamp(s, now)
 	s.BootID, s.PluginVersion = r.cfg.BootID, r.cfg.PluginVersion
-	if r.registeredAt != nil {
-		s.RegisteredAt = r.registeredAt
+	if at := registeredAt(known); at != nil {
+		s.RegisteredAt = at
 		s.PublishResponse = inv.Spec.PublishRequest
 	}
 	r.setDoubleAllocation(s, now)
-	if ready := r.ready(s, known); ready != nil {
+	if ready := ready(s, known); ready != nil {
 		ready.LastTransitionTime = now
 		meta.SetStatusCondition(&s.Conditions, *ready)
 	}
@@ -144,16 +145,25 @@ func (r *Reporter) fill(inv *v1alpha1.GPUInventory, known facts.State) {
 	}
 }
 
+// registeredAt returns when the kubelet has registered the plugin; nil: it hasn't.
+func registeredAt(known facts.State) *metav1.MicroTime {
+	if known.Registered.IsZero() {
+		return nil
+	}
+	// As precise as the API is, or what is read back would never be equal.
+	return new(metav1.NewMicroTime(known.Registered.Truncate(time.Microsecond)))
+}
+
 // ready returns nil while there is nothing new to say: between the start of a
 // plugin and its registration, its predecessor's condition stays.
-func (r *Reporter) ready(s *v1alpha1.GPUInventoryStatus, known facts.State) *metav1.Condition {
+func ready(s *v1alpha1.GPUInventoryStatus, known facts.State) *metav1.Condition {
 	c := &metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	switch said := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReady); {
 	case known.Trouble.Reason != "":
 		c.Reason, c.Message = known.Trouble.Reason, known.Trouble.Message
 	case known.Conflict() != "" || s.HasForeignSlices():
 		c.Reason, c.Message = ReasonConflicting, "see condition Conflicting"
-	case r.registeredAt != nil:
+	case !known.Registered.IsZero():
 		c.Status, c.Reason = metav1.ConditionTrue, ReasonRegistered
 		c.Message = "the driver answers and the kubelet has registered the plugin"
 	case said != nil && said.Reason == ReasonRegistered:

@@ -1,38 +1,27 @@
-package node
+package kubelet
 
 import (
 	"cmp"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
-	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 )
 
-// deviceHealth knows how the devices are that claims hold.
-type deviceHealth struct {
-	pool    string
-	journal *journal.Journal
-	facts   *facts.Facts
-	// outdated returns an error if the facts may not be true any more, because for
-	// longer than after it wasn't possible to find out.
-	outdated func(after time.Duration) error
-}
-
-// report implements kubelet.Health.
-func (h deviceHealth) report() ([]kubeletplugin.DeviceHealth, <-chan struct{}) {
-	state, changed := h.facts.State()
-	outdated := h.outdated(kubelet.HealthKnownWithin)
+// deviceHealth returns the health of the devices that claims hold, and a channel that is closed
+// when the facts change, by which it may have changed, too. A device isn't healthy unless that
+// was true healthKnownWithin ago or later.
+func (c Config) deviceHealth() ([]kubeletplugin.DeviceHealth, <-chan struct{}) {
+	state, changed := c.Facts.State()
+	outdated := c.Facts.Outdated(healthKnownWithin)
 	var all []kubeletplugin.DeviceHealth
-	for _, r := range h.journal.Claims() {
+	for _, r := range c.Journal.Claims() {
 		for _, held := range r.Holdings {
-			d := kubeletplugin.DeviceHealth{PoolName: h.pool, DeviceName: string(held.Device)}
+			d := kubeletplugin.DeviceHealth{PoolName: c.Pool, DeviceName: string(held.Device), HealthCheckTimeout: healthTimeout}
 			if outdated != nil {
 				d.Health, d.Message = kubeletplugin.HealthStatusUnknown, outdated.Error()
 			} else {

@@ -1,8 +1,9 @@
-package node
+package kubelet
 
 import (
-	"errors"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,7 +12,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
-	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
 const (
@@ -20,26 +20,11 @@ const (
 	unknown   = kubeletplugin.HealthStatusUnknown
 )
 
-// journalOf returns a journal with these records.
-func journalOf(t *testing.T, records ...holding.Record) *journal.Journal {
-	t.Helper()
-	j, err := journal.Open(t.TempDir(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range records {
-		if err := j.Put(r); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return j
-}
-
 // TestDeviceHealth: each device that a claim holds has the health of its GPU.
 func TestDeviceHealth(t *testing.T) {
 	const sick, other, gone = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21"), gpu.UUID("GPU-08779614-8a10-0135-bada-13f71feaef21"), gpu.UUID("GPU-ef0ae64b-8a10-0135-bada-13f71feaef21")
 	part := gpu.Partition{GPU: sick, Profile: "1g.10gb", Placement: gpu.Placement{Start: 2, Size: 1}}
-	j := journalOf(t, []holding.Record{
+	j := JournalOf(t, []holding.Record{
 		{ClaimUID: "a", Holdings: []holding.Holding{
 			holding.New("gpu-980fb007-mps4-2", gpu.Share{Of: gpu.Whole{GPU: sick}, Count: 4, Number: 2}),
 			holding.New("gpu-08779614", gpu.Whole{GPU: other}),
@@ -54,24 +39,22 @@ func TestDeviceHealth(t *testing.T) {
 	every := func(is kubeletplugin.HealthStatus, message string) all {
 		list := all{}
 		for _, name := range []string{"gpu-08779614", "gpu-980fb007-mig-1g10gb-2", "gpu-980fb007-mps", "gpu-980fb007-mps4-2", "gpu-980fb007-ts4-1", "gpu-ef0ae64b"} {
-			list[name] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: name, Health: is, Message: message}
+			list[name] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: name, Health: is, Message: message, HealthCheckTimeout: healthTimeout}
 		}
 		return list
 	}
 	known := every(unhealthy, "ResetRequired: XID 46")
-	known["gpu-08779614"] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: "gpu-08779614", Health: healthy}
-	known["gpu-ef0ae64b"] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: "gpu-ef0ae64b", Health: unknown, Message: "this node has no GPU " + string(gone) + " now"}
+	known["gpu-08779614"] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: "gpu-08779614", Health: healthy, HealthCheckTimeout: healthTimeout}
+	known["gpu-ef0ae64b"] = kubeletplugin.DeviceHealth{PoolName: "node-a", DeviceName: "gpu-ef0ae64b", Health: unknown, Message: "this node has no GPU " + string(gone) + " now", HealthCheckTimeout: healthTimeout}
 	found := func(f *facts.Facts) {
 		f.Found(gpu.Node{Name: "node-a", GPUs: []gpu.GPU{{UUID: sick, Conditions: []gpu.Condition{{Type: gpu.ResetRequired, Message: "XID 46"}}}, {UUID: other}}})
 	}
 	for name, tc := range map[string]struct {
-		facts    func(*facts.Facts)
-		outdated error
-		want     all
+		facts func(*facts.Facts)
+		want  all
 	}{
-		"not read yet":  {facts: func(*facts.Facts) {}, want: every(unknown, "the GPUs of this node have not been read yet")},
-		"known":         {facts: found, want: known},
-		"known no more": {facts: found, outdated: errors.New("stuck since 12:00"), want: every(unknown, "stuck since 12:00")},
+		"not read yet": {facts: func(*facts.Facts) {}, want: every(unknown, "the GPUs of this node have not been read yet")},
+		"known":        {facts: found, want: known},
 		"no driver": {
 			facts: func(f *facts.Facts) { f.Missing(facts.ReasonNVMLError, "driver/library version mismatch") },
 			want:  every(unknown, "driver/library version mismatch"),
@@ -80,11 +63,7 @@ func TestDeviceHealth(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := facts.New("node-a")
 			tc.facts(f)
-			h := deviceHealth{
-				pool: "node-a", journal: j, facts: f,
-				outdated: func(time.Duration) error { return tc.outdated },
-			}
-			devices, changed := h.report()
+			devices, changed := Config{Pool: "node-a", Journal: j, Facts: f}.deviceHealth()
 			got := all{}
 			for _, d := range devices {
 				if _, twice := got[d.DeviceName]; twice {
@@ -103,6 +82,24 @@ func TestDeviceHealth(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOutdatedHealth: nobody knows how a GPU is that hasn't been looked at for too long.
+func TestOutdatedHealth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := facts.New("node-a")
+		f.Found(gpu.Node{Name: "node-a", GPUs: []gpu.GPU{{UUID: "GPU-0"}}})
+		c := Config{Journal: JournalOf(t, holding.Record{ClaimUID: "a", Holdings: []holding.Holding{{Device: "gpu-0", GPU: "GPU-0"}}}), Facts: f}
+		f.RereadGPUs()
+		<-time.After(healthKnownWithin)
+		if got, _ := c.deviceHealth(); got[0].Health != healthy {
+			t.Errorf("after %s: %+v", healthKnownWithin, got)
+		}
+		<-time.After(time.Second)
+		if got, _ := c.deviceHealth(); got[0].Health != unknown || !strings.Contains(got[0].Message, "has not been able to look at the GPUs since") {
+			t.Errorf("a second later: %+v", got)
+		}
+	})
 }
 
 // TestHealthByCondition says of every condition what a pod's status shows.
@@ -165,11 +162,7 @@ func TestWorstHealthOfADevice(t *testing.T) {
 	share := holding.Holding{Device: "gpu-980fb007-mps4-0", GPU: uuid, MPS: &holding.MPS{}}
 	admin := holding.Holding{Device: share.Device, GPU: uuid, Admin: true}
 	for _, holdings := range [][]holding.Holding{{share, admin}, {admin, share}} {
-		h := deviceHealth{
-			journal: journalOf(t, holding.Record{ClaimUID: "a", Holdings: holdings}), facts: f,
-			outdated: func(time.Duration) error { return nil },
-		}
-		got, _ := h.report()
+		got, _ := Config{Journal: JournalOf(t, holding.Record{ClaimUID: "a", Holdings: holdings}), Facts: f}.deviceHealth()
 		if len(got) != 1 || got[0].Health != unhealthy || got[0].Message != "MPSDaemonFailed: no server; NVLinkDown: link 3" {
 			t.Errorf("%+v", got)
 		}
