@@ -29,59 +29,62 @@ import (
 // changes that the node's offer follows from: its inventory, one of its slices,
 // its labels, a policy, the devices of claims, or the server's abilities.
 func addNodes(mgr manager.Manager, n *nodes.Reconciler, slices, claims toolscache.SharedIndexInformer, s *server.Server) error {
-	options := nodeOptions(mgr, n)
-	options.EnableWarmup = new(true) // a new leader starts with full caches
-	ctl, err := controller.New("node", mgr, options)
-	if err != nil {
-		return fmt.Errorf("set up the node controller: %w", err)
-	}
+	o := nodeOptions(mgr, n)
+	o.EnableWarmup = new(true) // a new leader starts with full caches
 	all := allNodes(mgr.GetClient())
-	for _, source := range []source.Source{
+	return add(mgr, "node", o,
 		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, n.InventoryEvents()),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, all, predicate.GenerationChangedPredicate{}),
 		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), nodesWithInventory(mgr.GetClient()), predicate.LabelChangedPredicate{}),
 		source.Channel(s.Changes(), all),
 		informed{slices, "ResourceSlices", n.OfSlice},
 		informed{claims, "ResourceClaims", n.OfClaim},
-	} {
-		if err := ctl.Watch(source); err != nil {
-			return fmt.Errorf("set up the node controller: %w", err)
+	)
+}
+
+// add makes the manager run a controller whose requests come from the sources.
+func add(mgr manager.Manager, name string, o controller.Options, from ...source.Source) error {
+	ctl, err := controller.New(name, mgr, o)
+	if err != nil {
+		return fmt.Errorf("set up the controller %s: %w", name, err)
+	}
+	for _, s := range from {
+		if err := ctl.Watch(s); err != nil {
+			return fmt.Errorf("set up the controller %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
+// options are those of a controller with one worker.
+func options(mgr manager.Manager, r reconcile.Reconciler) controller.Options {
+	return controller.Options{
+		Reconciler:     r,
+		RateLimiter:    workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](undone.FirstRetryDelay, undone.MaxRetryDelay),
+		LogConstructor: func(*reconcile.Request) logr.Logger { return mgr.GetLogger() },
+	}
+}
+
 // nodeOptions are those of a controller whose requests are nodes.
 func nodeOptions(mgr manager.Manager, r reconcile.Reconciler) controller.Options {
-	return controller.Options{
-		Reconciler:              r,
-		MaxConcurrentReconciles: parallelNodes,
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](undone.FirstRetryDelay, undone.MaxRetryDelay),
-		LogConstructor: func(node *reconcile.Request) logr.Logger {
-			if node == nil {
-				return mgr.GetLogger()
-			}
-			return mgr.GetLogger().WithValues("node", node.Name)
-		},
+	o := options(mgr, r)
+	o.MaxConcurrentReconciles = parallelNodes
+	o.LogConstructor = func(node *reconcile.Request) logr.Logger {
+		if node == nil {
+			return mgr.GetLogger()
+		}
+		return mgr.GetLogger().WithValues("node", node.Name)
 	}
+	return o
 }
 
 // addPolicies makes the manager reconcile all policies whenever a policy, an
 // inventory, a node's labels, the waiting devices, or the server's abilities
 // change.
 func addPolicies(mgr manager.Manager, r *policies.Reconciler, p *plan.Planner, claims toolscache.SharedIndexInformer, s *server.Server) error {
-	ctl, err := controller.New("policy", mgr, controller.Options{
-		Reconciler:   r,
-		EnableWarmup: new(true),
-		RateLimiter:  workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](undone.FirstRetryDelay, undone.MaxRetryDelay),
-		LogConstructor: func(*reconcile.Request) logr.Logger {
-			return mgr.GetLogger()
-		},
-	})
-	if err != nil {
-		return fmt.Errorf("set up the policy controller: %w", err)
-	}
-	for _, source := range []source.Source{
+	o := options(mgr, r)
+	o.EnableWarmup = new(true)
+	return add(mgr, "policy", o,
 		// Statuses too: while the cache lacks the last write, a status looks as if it were right.
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.SharingPolicy{}, everything()),
 		source.Kind[client.Object](mgr.GetCache(), &v1alpha1.GPUInventory{}, everything()),
@@ -90,43 +93,22 @@ func addPolicies(mgr manager.Manager, r *policies.Reconciler, p *plan.Planner, c
 		source.Channel(p.Changes(), everything()),
 		// Not before it is known what claims have: the statuses say so.
 		informed{claims, "ResourceClaims", func(any) []reconcile.Request { return nil }},
-	} {
-		if err := ctl.Watch(source); err != nil {
-			return fmt.Errorf("set up the policy controller: %w", err)
-		}
-	}
-	return nil
+	)
 }
 
 // addNodeLabels makes the manager label Nodes, whenever an inventory or a
 // Node's labels change.
 func addNodeLabels(mgr manager.Manager, w *undone.Writes) error {
 	labeler := labels.NewLabeler(mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{}, w)
-	ctl, err := controller.New("node-labels", mgr, nodeOptions(mgr, labeler))
-	if err != nil {
-		return fmt.Errorf("set up the node label controller: %w", err)
-	}
-	for _, source := range []source.Source{
+	return add(mgr, "node-labels", nodeOptions(mgr, labeler),
 		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{}),
 		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), nodesWithLabels(mgr.GetClient()), predicate.LabelChangedPredicate{}),
-	} {
-		if err := ctl.Watch(source); err != nil {
-			return fmt.Errorf("set up the node label controller: %w", err)
-		}
-	}
-	return nil
+	)
 }
 
 // addLabelRemoval makes the manager remove the labels of Nodes that are left from a controller
 // that wrote them. Of Nodes without such labels it does nothing but look at the cached object.
 func addLabelRemoval(mgr manager.Manager, w *undone.Writes) error {
-	ctl, err := controller.New("node-labels", mgr, nodeOptions(mgr, labels.NewRemover(mgr.GetClient(), w)))
-	if err != nil {
-		return fmt.Errorf("set up the removal of node labels: %w", err)
-	}
-	nodes := source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), &handler.EnqueueRequestForObject{}, predicate.NewPredicateFuncs(kinds.HasOurLabels))
-	if err := ctl.Watch(nodes); err != nil {
-		return fmt.Errorf("set up the removal of node labels: %w", err)
-	}
-	return nil
+	return add(mgr, "node-labels", nodeOptions(mgr, labels.NewRemover(mgr.GetClient(), w)),
+		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), &handler.EnqueueRequestForObject{}, predicate.NewPredicateFuncs(kinds.HasOurLabels)))
 }

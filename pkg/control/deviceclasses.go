@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/go-logr/logr"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -18,7 +16,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/classes"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/control/server"
-	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
 // addClasses makes the manager keep the DeviceClasses of a file as they are there,
@@ -40,18 +37,10 @@ func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface
 	if err := mgr.Add(informerRunner{r.Informer}); err != nil {
 		return fmt.Errorf("set up the DeviceClass controller: %w", err)
 	}
-	ctl, err := controller.New("device-class", mgr, controller.Options{
-		Reconciler:     r,
-		RateLimiter:    workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](undone.FirstRetryDelay, undone.MaxRetryDelay),
-		LogConstructor: func(*reconcile.Request) logr.Logger { return mgr.GetLogger() },
-	})
-	if err != nil {
-		return fmt.Errorf("set up the DeviceClass controller: %w", err)
-	}
 	serverChanged := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{classes.RequestServerChanged()}
 	})
-	for _, source := range []source.Source{
+	return add(mgr, "device-class", options(mgr, r),
 		informed{r.Informer, "DeviceClasses", classes.Request},
 		source.Channel(s.Changes(), serverChanged),
 		// Also in a cluster without any class.
@@ -59,10 +48,5 @@ func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface
 			queue.Add(reconcile.Request{})
 			return nil
 		}),
-	} {
-		if err := ctl.Watch(source); err != nil {
-			return fmt.Errorf("set up the DeviceClass controller: %w", err)
-		}
-	}
-	return nil
+	)
 }

@@ -115,7 +115,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 	s := server.New(publisher, clock.RealClock{})
 	writes := undone.New(clock.RealClock{})
-	if err := add(mgr, publisher, index, s, writes); err != nil {
+	if err := addParts(mgr, publisher, index, s, writes); err != nil {
 		return err
 	}
 	if err := addOptional(mgr, c, clientset.Discovery(), s, writes); err != nil {
@@ -194,8 +194,8 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 	return labels.RemoveAll(ctx, api)
 }
 
-// add makes the manager run everything.
-func add(mgr manager.Manager, p *publish.Publisher, c *claims.Index, s *server.Server, w *undone.Writes) error {
+// addParts makes the manager run what every controller does.
+func addParts(mgr manager.Manager, p *publish.Publisher, c *claims.Index, s *server.Server, w *undone.Writes) error {
 	registry := prometheus.NewRegistry()
 	if _, err := c.Informer.AddEventHandler(claims.Counter(registry)); err != nil {
 		return fmt.Errorf("count claims: %w", err)
