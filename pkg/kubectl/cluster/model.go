@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
@@ -81,6 +82,24 @@ func (o *Options) State(ctx context.Context, lacks Missing, nodes []string, name
 		r.PrintNotes(o.ErrOut)
 	}
 	return r, c, err
+}
+
+// Show prints the nodes, or all, as a document, or as show does: with texts of one line. lacks
+// says what it lacks if it is made without a part of the cluster.
+func (o *Options) Show(ctx context.Context, lacks Missing, nodes []string, show func(view.Cluster) error) error {
+	if o.IsDocument() {
+		lacks = wholeModel()
+	}
+	r, c, err := o.State(ctx, lacks, nodes, o.Namespace())
+	if err != nil {
+		return err
+	}
+	defer r.PrintNotes(o.ErrOut)
+	if o.IsDocument() {
+		return terminal.Write(o.Out, o.Output, c)
+	}
+	terminal.OneLines(&c)
+	return show(c)
 }
 
 // only leaves out the nodes that aren't named, if any is, and the GPUs that no claim of the

@@ -38,8 +38,8 @@ const (
 	NoNodes      = "labels and taints of nodes are ignored"
 )
 
-// WholeModel has the parts of the model as a document.
-func WholeModel() Missing {
+// wholeModel has the parts of the model as a document.
+func wholeModel() Missing {
 	return Missing{
 		SlicesName: NoOffers, ClaimsName: NoHolders, RulesName: NoRules, InventoriesName: NoConditions, PoliciesName: NoPolicies,
 		PodsName: "the phases of pods aren't shown",

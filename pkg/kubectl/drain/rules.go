@@ -326,13 +326,21 @@ func (d *drainer) writeRules(ctx context.Context, p drainPlan, dryRun ...string)
 	return nil
 }
 
-// enforce sets the effect of a rule of drain's. Kubernetes writes its status meanwhile,
-// and anybody may change the rest: then it isn't drain's any more.
+// enforce sets the effect of a rule of drain's.
 func (d *drainer) enforce(ctx context.Context, rule *resourceapi.DeviceTaintRule, dryRun []string) error {
 	object := "DeviceTaintRule " + rule.Name
-	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	return d.change(ctx, rule, func(rule *resourceapi.DeviceTaintRule) error {
 		rule.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
-		err := d.failed("update", object, d.Rules.Update(ctx, rule, metav1.UpdateOptions{DryRun: dryRun}))
+		return d.failed("update", object, d.Rules.Update(ctx, rule, metav1.UpdateOptions{DryRun: dryRun}))
+	}, fmt.Errorf("%s is gone: drain again", object), fmt.Errorf("%s is another one now: drain again", object))
+}
+
+// change calls do with a rule of drain's, and with the rule as it is then if it has changed:
+// Kubernetes writes its status meanwhile, and anybody may change the rest, or delete it. The
+// errors are for a rule that is gone, and for one that isn't drain's any more.
+func (d *drainer) change(ctx context.Context, rule *resourceapi.DeviceTaintRule, do func(*resourceapi.DeviceTaintRule) error, gone, another error) error {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		err := do(rule)
 		if !apierrors.IsConflict(err) {
 			return err
 		}
@@ -341,9 +349,9 @@ func (d *drainer) enforce(ctx context.Context, rule *resourceapi.DeviceTaintRule
 		case failed != nil:
 			return failed
 		case now == nil:
-			return fmt.Errorf("%s is gone: drain again", object)
+			return gone
 		case !d.own(now):
-			return fmt.Errorf("%s is another one now: drain again", object)
+			return another
 		}
 		rule = now
 		return err
@@ -362,27 +370,14 @@ func (d *drainer) current(ctx context.Context, name string) (*resourceapi.Device
 // remove deletes a rule of drain's, unless it isn't drain's any more.
 func (d *drainer) remove(ctx context.Context, rule *resourceapi.DeviceTaintRule) error {
 	object := "DeviceTaintRule " + rule.Name
-	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	return d.change(ctx, rule, func(rule *resourceapi.DeviceTaintRule) error {
 		seen := metav1.Preconditions{UID: &rule.UID, ResourceVersion: &rule.ResourceVersion}
-		err := d.failed("delete", object, d.Rules.Delete(ctx, rule.Name, metav1.DeleteOptions{Preconditions: &seen}))
+		err := d.Rules.Delete(ctx, rule.Name, metav1.DeleteOptions{Preconditions: &seen})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		if !apierrors.IsConflict(err) {
-			return err
-		}
-		now, failed := d.current(ctx, rule.Name)
-		switch {
-		case failed != nil:
-			return failed
-		case now == nil:
-			return nil
-		case !d.own(now):
-			return fmt.Errorf("%s is another one now, and was left alone: look at it with kubectl get devicetaintrules %s -o yaml", object, rule.Name)
-		}
-		rule = now
-		return err
-	})
+		return d.failed("delete", object, err)
+	}, nil, fmt.Errorf("%s is another one now, and was left alone: look at it with kubectl get devicetaintrules %s -o yaml", object, rule.Name))
 }
 
 // undo deletes the rules that drain has made for the target.

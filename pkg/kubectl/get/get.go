@@ -40,23 +40,13 @@ func Command(o *cluster.Options) *cobra.Command {
 
 func get(ctx context.Context, o *cluster.Options, nodes []string) error {
 	lacks := cluster.Missing{cluster.SlicesName: cluster.NoOffers, cluster.ClaimsName: cluster.NoHolders, cluster.InventoriesName: cluster.NoConditions, cluster.PoliciesName: cluster.NoPolicies}
-	if o.IsDocument() {
-		lacks = cluster.WholeModel()
-	}
-	r, c, err := o.State(ctx, lacks, nodes, o.Namespace())
-	if err != nil {
-		return err
-	}
-	defer r.PrintNotes(o.ErrOut)
-	if o.IsDocument() {
-		return terminal.Write(o.Out, o.Output, c)
-	}
-	if len(c.Nodes) == 0 {
-		fmt.Fprintln(o.Out, terminal.NothingSeen)
-		return nil
-	}
-	terminal.OneLines(&c)
-	return table(o.Out, c, o.Output == "wide")
+	return o.Show(ctx, lacks, nodes, func(c view.Cluster) error {
+		if len(c.Nodes) == 0 {
+			fmt.Fprintln(o.Out, terminal.NothingSeen)
+			return nil
+		}
+		return table(o.Out, c, o.Output == "wide")
+	})
 }
 
 // table prints a row for each use, and for each GPU without any.

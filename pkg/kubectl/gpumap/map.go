@@ -52,20 +52,10 @@ Conditions and taints of a GPU are below its row.`,
 
 func drawMap(ctx context.Context, o *cluster.Options, nodes []string) error {
 	lacks := cluster.Missing{cluster.SlicesName: cluster.NoOffers, cluster.ClaimsName: cluster.NoHolders, cluster.RulesName: cluster.NoRules, cluster.InventoriesName: cluster.NoConditions}
-	if o.IsDocument() {
-		lacks = cluster.WholeModel()
-	}
-	r, c, err := o.State(ctx, lacks, nodes, o.Namespace())
-	if err != nil {
-		return err
-	}
-	defer r.PrintNotes(o.ErrOut)
-	if o.IsDocument() {
-		return terminal.Write(o.Out, o.Output, c)
-	}
-	terminal.OneLines(&c)
-	drawing{w: o.Out, Screen: o.Screen}.cluster(c)
-	return nil
+	return o.Show(ctx, lacks, nodes, func(c view.Cluster) error {
+		drawing{w: o.Out, Screen: o.Screen}.cluster(c)
+		return nil
+	})
 }
 
 // drawing draws a map.
