@@ -1,7 +1,11 @@
 package scrapeauth
 
 import (
+	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -13,6 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/tessera-dra/tessera/pkg/endpoints"
 )
 
 // server is an API server that knows the tokens "good" and "renewed" until it doesn't, and counts how
@@ -54,6 +60,61 @@ func statusFrom(h http.Handler, from, path, authorization string) int {
 	answer := httptest.NewRecorder()
 	h.ServeHTTP(answer, request)
 	return answer.Code
+}
+
+// TestGuard checks that a guarded server speaks TLS only, and asks for a token.
+func TestGuard(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	server, err := Guard(newServer(), endpoints.Metrics(address, endpoints.NewRegistry()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := make(chan error, 1)
+	err = endpoints.Serve(t.Context(), func(ctx context.Context) error {
+		asked <- askGuarded(ctx, address)
+		return nil
+	}, server)
+	if err := errors.Join(err, <-asked); err != nil {
+		t.Error(err)
+	}
+}
+
+// askGuarded reads metrics with and without a token, once the server listens.
+func askGuarded(ctx context.Context, address string) error {
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	defer client.CloseIdleConnections()
+	for token, want := range map[string]int{"Bearer good": http.StatusOK, "Bearer bad": http.StatusUnauthorized, "": http.StatusUnauthorized} {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+"/metrics", http.NoBody)
+		if err != nil {
+			return err
+		}
+		request.Header.Set("Authorization", token)
+		answer, err := client.Do(request)
+		for err != nil && ctx.Err() == nil { // until it listens
+			answer, err = client.Do(request)
+		}
+		if err != nil {
+			return err
+		}
+		answer.Body.Close()
+		if answer.StatusCode != want {
+			return fmt.Errorf("with the token %q: %s, want %d", token, answer.Status, want)
+		}
+	}
+	plain, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		return err
+	}
+	plain.Body.Close()
+	if plain.StatusCode != http.StatusBadRequest {
+		return fmt.Errorf("without TLS: %s", plain.Status)
+	}
+	return nil
 }
 
 func TestStatus(t *testing.T) {
