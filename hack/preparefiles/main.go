@@ -106,21 +106,21 @@ func run(dir string, suffix gpu.DeviceName) error {
 
 // awaitServing waits until the plugin has finished starting. Its socket answers earlier, and the
 // rest of the start would be counted as a part of the call. The plugin doesn't report the end
-// of its start, so awaitServing looks at the goroutines: kubelet.Plugin's Run and watchSockets
-// wait then. If one of them is renamed, rename it here.
+// of its start, so awaitServing looks at the goroutines: kubelet.Plugin's watchSockets waits
+// then. If it is renamed, rename it here.
 func awaitServing(ctx context.Context) error {
 	stacks := make([]byte, 1<<20)
 	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-		serves, watches := false, false
 		for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
 			state, calls, _ := strings.Cut(g, "\n")
-			serves = serves || strings.Contains(state, "[chan receive") && strings.Contains(calls, "kubelet.(*Plugin).Run(")
-			watches = watches || strings.Contains(state, "[select") && strings.Contains(calls, "kubelet.(*Plugin).watchSockets(")
+			if strings.Contains(state, "[select") && strings.Contains(calls, "kubelet.(*Plugin).watchSockets(") {
+				return true, nil
+			}
 		}
-		return serves && watches, nil
+		return false, nil
 	})
 	if err != nil {
-		return fmt.Errorf("wait until kubelet.Plugin's Run and watchSockets wait: %w", err)
+		return fmt.Errorf("wait until kubelet.Plugin's watchSockets waits: %w", err)
 	}
 	return nil
 }
@@ -131,6 +131,8 @@ type running struct {
 	stop     func()
 	first    gpu.DeviceName // the GPU
 	preparer *prepare.Preparer
+	facts    *facts.Facts
+	journal  *journal.Journal
 }
 
 func start(tmp string) (*running, error) {
@@ -186,7 +188,7 @@ func wire(tmp string, host driverroot.Host, root driverroot.Root, session *nvml.
 	ctx, cancel := context.WithCancel(context.Background())
 	go shares.Watch(ctx)
 	client := fake.NewClientset()
-	return &running{ctx: ctx, stop: cancel, first: first, preparer: prepare.New(prepare.Config{
+	return &running{ctx: ctx, stop: cancel, first: first, facts: known, journal: j, preparer: prepare.New(prepare.Config{
 		Journal: j, Facts: known, Containers: marks, Partitions: partitions, Sharing: shares, Specs: specs,
 		Events: events.New("preparefiles", pool), Statuses: claimstatus.New(client, gpu.DriverName, pool), Cluster: draclient.New(client),
 		Driver: gpu.DriverName, Pool: pool, BootID: bootID,
@@ -198,7 +200,7 @@ func (r *running) serve(tmp string, c *resourceapi.ResourceClaim) (drapbv1.DRAPl
 	if err := os.Mkdir(filepath.Join(tmp, "plugins_registry"), 0o755); err != nil {
 		return nil, err
 	}
-	plugin := kubelet.New(kubelet.Config{Driver: gpu.DriverName, Root: tmp, Client: fake.NewClientset(c), Claims: r.preparer})
+	plugin := kubelet.New(kubelet.Config{Driver: gpu.DriverName, Root: tmp, Client: fake.NewClientset(c), Claims: r.preparer, Pool: pool, Journal: r.journal, Facts: r.facts})
 	go func() {
 		if err := plugin.Run(r.ctx); err != nil {
 			fmt.Fprintln(os.Stderr, "preparefiles:", err)
