@@ -152,7 +152,7 @@ func startHollowNode(ctx context.Context, running *sync.WaitGroup, kube kubernet
 	})
 	running.Go(func() { _ = reporter.Run(ctx) })
 	f.Found(there)
-	reporter.Registered()
+	f.SetRegistered()
 	return n, nil
 }
 
