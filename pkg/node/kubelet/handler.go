@@ -29,23 +29,17 @@ type handler struct {
 
 // PrepareResourceClaims prepares the claims concurrently.
 func (h *handler) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	results := forEach(claims, func(c *resourceapi.ResourceClaim) kubeletplugin.PrepareResult { return h.prepare(ctx, c) })
+	results := make([]kubeletplugin.PrepareResult, len(claims))
+	var calls sync.WaitGroup
+	for i, c := range claims {
+		calls.Go(func() { results[i] = h.prepare(ctx, c) })
+	}
+	calls.Wait()
 	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for i, c := range claims {
 		byUID[c.UID] = results[i]
 	}
 	return byUID, nil
-}
-
-// forEach calls f for all claims concurrently, and returns the results in the claims' order.
-func forEach[C, R any](claims []C, f func(C) R) []R {
-	results := make([]R, len(claims))
-	var calls sync.WaitGroup
-	for i, c := range claims {
-		calls.Go(func() { results[i] = f(c) })
-	}
-	calls.Wait()
-	return results
 }
 
 func (h *handler) prepare(ctx context.Context, c *resourceapi.ResourceClaim) kubeletplugin.PrepareResult {
@@ -62,7 +56,12 @@ func (h *handler) prepare(ctx context.Context, c *resourceapi.ResourceClaim) kub
 
 // UnprepareResourceClaims unprepares the claims concurrently.
 func (h *handler) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
-	errs := forEach(claims, func(c kubeletplugin.NamespacedObject) error { return h.unprepare(ctx, c) })
+	errs := make([]error, len(claims))
+	var calls sync.WaitGroup
+	for i, c := range claims {
+		calls.Go(func() { errs[i] = h.unprepare(ctx, c) })
+	}
+	calls.Wait()
 	byUID := make(map[types.UID]error, len(claims))
 	for i, c := range claims {
 		byUID[c.UID] = errs[i]
