@@ -29,7 +29,7 @@ func (p *plugin) recallGPUs(ctx context.Context) {
 	report, err := p.reporter.Get(ctx)
 	switch {
 	case err != nil && known:
-		return
+		return // the list counts while the API server is away
 	case err != nil:
 	case report == nil:
 		err = p.journal.DeleteSeen()

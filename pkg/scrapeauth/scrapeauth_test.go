@@ -96,6 +96,7 @@ func askGuarded(ctx context.Context, address string) error {
 		request.Header.Set("Authorization", token)
 		answer, err := client.Do(request)
 		for err != nil && ctx.Err() == nil { // until it listens
+			<-time.After(10 * time.Millisecond)
 			answer, err = client.Do(request)
 		}
 		if err != nil {

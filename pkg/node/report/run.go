@@ -29,9 +29,8 @@ func (r *Reporter) Run(ctx context.Context) error {
 	nodes := r.watchNode()
 	var watches sync.WaitGroup
 	defer watches.Wait()
-	for _, w := range []cache.Controller{inventories, nodes} {
-		watches.Go(func() { w.RunWithContext(ctx) })
-	}
+	watches.Go(func() { inventories.RunWithContext(ctx) })
+	watches.Go(func() { nodes.RunWithContext(ctx) })
 	if !cache.WaitForCacheSync(ctx.Done(), inventories.HasSynced, nodes.HasSynced) {
 		return nil
 	}
