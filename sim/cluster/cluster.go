@@ -115,6 +115,9 @@ func create(ctx context.Context, options Options) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkSpace(stateRoot, clusterSpace); err != nil {
+		return nil, err
+	}
 	if err := c.clear(ctx); err != nil {
 		return nil, err
 	}
