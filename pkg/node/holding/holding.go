@@ -243,8 +243,11 @@ func (r Record) Daemon(g Holding) string {
 // OwnDaemonName is the name that an MPS daemon of the claim's own has.
 func (r Record) OwnDaemonName() string { return claimDaemonPrefix + r.ClaimUID }
 
-// IsOwnDaemon reports whether the MPS daemon of that name is a claim's own.
-func IsOwnDaemon(name string) bool { return strings.HasPrefix(name, claimDaemonPrefix) }
+// OwnerOf returns the UID of the claim whose own the MPS daemon of that name is; false if it
+// is no claim's own.
+func OwnerOf(daemon string) (claimUID string, ok bool) {
+	return strings.CutPrefix(daemon, claimDaemonPrefix)
+}
 
 // SharedDaemonName returns the name of the MPS daemon of the device that is
 // shared, derived from the share's name; empty if the device is not a share.

@@ -3,60 +3,163 @@ package journal
 import (
 	"maps"
 	"slices"
+	"strings"
 
+	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
+// lists are of the claims with a record, as the journal answers with them, in the order of
+// their UIDs. An answer never changes: a change of a claim makes new lists. Those of its GPUs
+// and pods are short, and that of all is made when somebody asks for it: a prepare that
+// doesn't costs the same whatever else the node has prepared.
+type lists struct {
+	byUID map[string]holding.Claim
+	byGPU map[gpu.UUID]holding.Claims
+	byPod map[holding.Pod]holding.Claims
+	// all is nil if it is to be made.
+	all holding.Claims
+}
+
+func newLists() lists {
+	return lists{byUID: map[string]holding.Claim{}, byGPU: map[gpu.UUID]holding.Claims{}, byPod: map[holding.Pod]holding.Claims{}}
+}
+
+// anyGPU is the key of claims that may have every GPU.
+const anyGPU = gpu.UUID("")
+
+// gpusOf returns the keys of the claim's GPUs.
+func gpusOf(c holding.Claim) []gpu.UUID {
+	if c.IsUnreadable() && len(c.Holdings) == 0 {
+		return []gpu.UUID{anyGPU}
+	}
+	return c.GPUs()
+}
+
 // Claims returns all claims that have a record, readable or not, or may have one after a
-// write that failed; ordered by UID.
+// write that failed; ordered by UID. A claim's first record is there, doubtful, while it is
+// being written, a later one when its Put has returned. Nobody may change what this and the
+// next two return.
 func (j *Journal) Claims() holding.Claims {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	s := j.claims
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	uids := maps.Clone(s.records)
-	maps.Copy(uids, s.doubtful)
-	for uid := range s.unreadable {
-		uids[uid] = holding.Record{}
+	if j.lists.all == nil {
+		j.lists.all = make(holding.Claims, 0, len(j.lists.byUID))
+		for _, uid := range slices.Sorted(maps.Keys(j.lists.byUID)) {
+			j.lists.all = append(j.lists.all, j.lists.byUID[uid])
+		}
 	}
-	all := make(holding.Claims, 0, len(uids))
-	for _, uid := range slices.Sorted(maps.Keys(uids)) {
-		c, _ := j.claim(uid)
-		all = append(all, c)
+	return j.lists.all
+}
+
+// ClaimsOn returns those of Claims that have something of the GPU, or may have.
+func (j *Journal) ClaimsOn(uuid gpu.UUID) holding.Claims {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	on := j.lists.byGPU[uuid]
+	for _, c := range j.lists.byGPU[anyGPU] {
+		on = with(on, c)
 	}
-	return all
+	return on
+}
+
+// ClaimsOf returns those of Claims that were prepared for the pod.
+func (j *Journal) ClaimsOf(pod holding.Pod) holding.Claims {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.lists.byPod[pod]
 }
 
 // Claim returns the claim that Claims has; false if it has none of that UID.
 func (j *Journal) Claim(uid string) (holding.Claim, bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.claims.mu.RLock()
-	defer j.claims.mu.RUnlock()
-	return j.claim(uid)
+	if c, ok := j.lists.byUID[uid]; ok {
+		return c, true
+	}
+	return holding.Claim{Record: holding.Record{ClaimUID: uid}}, false
 }
 
-// claim needs both locks.
-func (j *Journal) claim(uid string) (holding.Claim, bool) {
+// note brings the lists up to date with a claim's record and phase. It needs the lock.
+func (j *Journal) note(uid string) {
+	j.lists.remove(uid)
+	if c, ok := j.read(uid); ok {
+		j.lists.add(c)
+	}
+}
+
+func (l *lists) add(c holding.Claim) {
+	l.byUID[c.ClaimUID], l.all = c, nil
+	for _, uuid := range gpusOf(c) {
+		l.byGPU[uuid] = with(l.byGPU[uuid], c)
+	}
+	for _, pod := range c.Pods {
+		l.byPod[pod] = with(l.byPod[pod], c)
+	}
+}
+
+func (l *lists) remove(uid string) {
+	c, ok := l.byUID[uid]
+	if !ok {
+		return
+	}
+	delete(l.byUID, uid)
+	l.all = nil
+	for _, uuid := range gpusOf(c) {
+		removeFrom(l.byGPU, uuid, uid)
+	}
+	for _, pod := range c.Pods {
+		removeFrom(l.byPod, pod, uid)
+	}
+}
+
+func removeFrom[K comparable](by map[K]holding.Claims, key K, uid string) {
+	if by[key] = without(by[key], uid); len(by[key]) == 0 {
+		delete(by, key)
+	}
+}
+
+// find returns where in the list the claim is, or would be.
+func find(list holding.Claims, uid string) (int, bool) {
+	return slices.BinarySearchFunc(list, uid, func(c holding.Claim, uid string) int { return strings.Compare(c.ClaimUID, uid) })
+}
+
+// with returns another list that has the claim, which this one hasn't.
+func with(list holding.Claims, c holding.Claim) holding.Claims {
+	n, _ := find(list, c.ClaimUID)
+	return slices.Concat(list[:n], holding.Claims{c}, list[n:])
+}
+
+// without returns another list that doesn't have the claim.
+func without(list holding.Claims, uid string) holding.Claims {
+	n, ok := find(list, uid)
+	if !ok {
+		return list
+	}
+	return slices.Concat(list[:n], list[n+1:])
+}
+
+// read returns what the files say of a claim, and its phase.
+func (j *Journal) read(uid string) (holding.Claim, bool) {
 	s := j.claims
-	c := holding.Claim{Phase: j.phases[uid]}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
 	record, recorded := s.records[uid]
 	written, doubtful := s.doubtful[uid]
 	f, unreadable := s.unreadable[uid]
+	c := holding.Claim{Record: record}
 	switch {
-	case doubtful && recorded:
-		c.Record, c.State = record, holding.Doubtful
-	case doubtful:
+	case doubtful && !recorded:
 		c.Record, c.State = written, holding.Doubtful
+	case doubtful:
+		c.State = holding.Doubtful
 	case recorded:
-		c.Record = record
 	case unreadable:
 		c = unreadableClaim(uid, f)
-		c.Phase = j.phases[uid]
 	default:
-		return holding.Claim{Record: holding.Record{ClaimUID: uid}}, false
+		return holding.Claim{}, false
 	}
+	c.Phase = j.phases[uid]
 	return c, true
 }
 
@@ -80,29 +183,53 @@ func unreadableClaims(files map[string]file[holding.Record]) holding.Claims {
 // settles it. The claim's phase stays.
 func (j *Journal) Put(r holding.Record) error {
 	r.Holdings, r.Pods, r.RefusedClaims = slices.Clone(r.Holdings), slices.Clone(r.Pods), slices.Clone(r.RefusedClaims)
-	return j.claims.put(r)
+	j.noteFirst(r)
+	err := j.claims.put(r)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.note(r.ClaimUID)
+	return err
+}
+
+// noteFirst has a claim's first record count while it is being written: others that leave
+// the devices meanwhile may find it on disk after a crash.
+func (j *Journal) noteFirst(r holding.Record) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if _, ok := j.lists.byUID[r.ClaimUID]; !ok {
+		j.lists.add(holding.Claim{Record: r, State: holding.Doubtful, Phase: j.phases[r.ClaimUID]})
+	}
 }
 
 // Delete removes the claim's record and its renamed file, and then its phase. When it
 // returns nil the removal is on disk; nil also when there is no record.
 func (j *Journal) Delete(uid string) error {
-	if err := j.claims.remove(uid); err != nil {
-		return err
+	err := j.claims.remove(uid)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err == nil {
+		delete(j.phases, uid)
 	}
-	j.ResetPhase(uid)
-	return nil
+	j.note(uid)
+	return err
 }
 
 // AdvancePhase says that the claim's unprepare has come as far as this phase, or farther.
 func (j *Journal) AdvancePhase(uid string, to holding.Phase) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.phases[uid] = max(j.phases[uid], to)
+	if to > j.phases[uid] {
+		j.phases[uid] = to
+		j.note(uid)
+	}
 }
 
 // ResetPhase says that the claim is prepared again.
 func (j *Journal) ResetPhase(uid string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	delete(j.phases, uid)
+	if j.phases[uid] != holding.Prepared {
+		delete(j.phases, uid)
+		j.note(uid)
+	}
 }

@@ -48,8 +48,10 @@ type Journal struct {
 	settings *store[holding.Settings]
 	health   *store[holding.Health]
 	seen     *store[holding.Seen]
-	// phases has the claims whose unprepare has begun, by UID.
+
+	// mu guards lists and phases, which has the claims whose unprepare has begun, by UID.
 	mu     sync.Mutex
+	lists  lists
 	phases map[string]holding.Phase
 }
 
@@ -77,6 +79,7 @@ func Open(dir string, steps *failpoint.Steps) (*Journal, error) {
 		settings: newStore[holding.Settings](filepath.Join(dir, settingsDir), "the settings of GPU", "journal.settings.", false, steps),
 		health:   newStore[holding.Health](filepath.Join(dir, healthDir), "the health of GPU", "journal.health.", true, steps),
 		seen:     newStore[holding.Seen](filepath.Join(dir, seenDir), "the node's", "journal.seen.", true, steps),
+		lists:    newLists(),
 		phases:   map[string]holding.Phase{},
 	}
 	if err := j.lockAndLoad(); err != nil {
@@ -168,6 +171,9 @@ func (j *Journal) lockAndLoad() error {
 	}
 	if err := j.claims.load(); err != nil {
 		return err
+	}
+	for _, uid := range slices.Concat(slices.Collect(maps.Keys(j.claims.records)), slices.Collect(maps.Keys(j.claims.unreadable))) {
+		j.note(uid)
 	}
 	return errors.Join(j.gpus.load(), j.settings.load(), j.health.load(), j.seen.load())
 }

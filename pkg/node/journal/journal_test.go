@@ -373,17 +373,3 @@ func TestManyClaimsAtOnce(t *testing.T) {
 		t.Errorf("left over: %v", got)
 	}
 }
-
-func BenchmarkPut(b *testing.B) {
-	for _, before := range []int{0, 112} {
-		b.Run(fmt.Sprintf("records=%d", before), func(b *testing.B) {
-			j := open(b, b.TempDir())
-			for i := range before {
-				put(b, j, everything(fmt.Sprintf("claim-%d", i)))
-			}
-			for b.Loop() {
-				put(b, j, everything("x"))
-			}
-		})
-	}
-}

@@ -141,7 +141,7 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 // holder of all that it may hold.
 func (m *Manager) holder(p gpu.Partition) string {
 	exactly := func(g holding.Holding) bool { return !g.Admin && g.Base() == gpu.Device(p) }
-	for _, c := range m.cfg.Journal.Claims() {
+	for _, c := range m.cfg.Journal.ClaimsOn(p.GPU) {
 		switch {
 		case c.IsUnreadable() && c.MayHave(p):
 			return fmt.Sprintf("perhaps claim %s, whose file %s can't be read", c.ClaimUID, c.File)

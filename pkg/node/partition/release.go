@@ -40,7 +40,7 @@ func (m *Manager) Release(ctx context.Context, p gpu.Partition) (err error) {
 		return nil
 	}
 	defer v.plan()
-	if m.cfg.Journal.Claims().InUse(p) { // somebody else has a share of it, or has it again by now
+	if m.cfg.Journal.ClaimsOn(p.GPU).InUse(p) { // somebody else has a share of it, or has it again by now
 		v.setIdle(p, false)
 		return v.save()
 	}

@@ -103,7 +103,7 @@ func (v *visit) planOwn(o own) {
 		v.planIn(keep - v.idleFor(o.Partition))
 	case v.isIdle(o.Partition): // given up, and the claim's record is about to go
 		v.planIn(max(keep-v.idleFor(o.Partition), retryFirst))
-	case slices.ContainsFunc(v.m.cfg.Journal.Claims(), holding.Claim.IsUnreadable): // whose claims give up what their names tell, and that may not be all
+	case slices.ContainsFunc(v.m.cfg.Journal.ClaimsOn(v.uuid), holding.Claim.IsUnreadable): // whose claims give up what their names tell, and that may not be all
 		v.planIn(retryLast)
 	}
 }

@@ -55,8 +55,8 @@ func (p *Preparer) noteDaemons(r holding.Record) {
 // can use all.
 func (p *Preparer) usableTogether(pod holding.Pod) []string {
 	sets := map[string][]string{}
-	for _, r := range p.cfg.Journal.Claims() {
-		if !r.IsOf(p.cfg.BootID) || !slices.Contains(r.Pods, pod) {
+	for _, r := range p.cfg.Journal.ClaimsOf(pod) {
+		if !r.IsOf(p.cfg.BootID) {
 			continue
 		}
 		for _, g := range r.Holdings {

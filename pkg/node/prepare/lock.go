@@ -72,9 +72,8 @@ func held(r holding.Record) []gpu.Device {
 // ordered by claim UID.
 func (p *Preparer) holders(want holding.Record) []holding.Record {
 	var holders []holding.Record
-	claims := p.cfg.Journal.Claims()
 	for _, d := range held(want) {
-		holders = append(holders, claims.Holders(d, want.ClaimUID).Records()...)
+		holders = append(holders, p.cfg.Journal.ClaimsOn(d.Parent()).Holders(d, want.ClaimUID).Records()...)
 	}
 	byUID := func(a, b holding.Record) int { return strings.Compare(a.ClaimUID, b.ClaimUID) }
 	slices.SortFunc(holders, byUID)
@@ -105,7 +104,7 @@ func (p *Preparer) findShortage(want holding.Record) *shortage {
 			continue
 		}
 		s := shortage{of: g.Base(), wanted: want.SharedMiB(g.Base())}
-		for _, c := range p.cfg.Journal.Claims().Readable() {
+		for _, c := range p.cfg.Journal.ClaimsOn(g.GPU).Readable() {
 			if mib := c.SharedMiB(s.of); mib > 0 && c.ClaimUID != want.ClaimUID {
 				s.taken += mib
 				s.sharers = append(s.sharers, c.Record)

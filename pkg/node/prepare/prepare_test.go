@@ -15,6 +15,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 func TestPrepare(t *testing.T) {
@@ -160,14 +162,20 @@ func TestFullDisk(t *testing.T) {
 	checkHeld(t, f, "before", "training")
 }
 
+// BenchmarkPrepare prepares a claim beside others, seven of which share a GPU.
 func BenchmarkPrepare(b *testing.B) {
-	for _, before := range []int{0, 112} {
+	for _, before := range []int{0, 112, 1000} {
 		b.Run(fmt.Sprintf("prepared=%d", before), func(b *testing.B) {
-			f := newFixture(b, before+1)
+			f := newFixture(b, 1)
 			for n := range before {
-				mustPrepare(b, f, newClaim(fmt.Sprintf("claim-%d", n), result("gpu", n)))
+				d := gpu.Partition{GPU: gpu.UUID(fmt.Sprintf("GPU-%08d", n/7)), Profile: "1g.18gb", Placement: gpu.Placement{Start: n % 7, Size: 1}}
+				uid := fmt.Sprintf("claim-%d", n)
+				err := f.journal.Put(holding.Record{ClaimUID: uid, Namespace: "default", Name: uid, BootID: "boot-1", Holdings: []holding.Holding{holding.New("other", d)}})
+				if err != nil {
+					b.Fatal(err)
+				}
 			}
-			c := newClaim("training", result("gpu", before))
+			c := newClaim("training", result("gpu", 0))
 			for b.Loop() {
 				mustPrepare(b, f, c)
 				b.StopTimer()

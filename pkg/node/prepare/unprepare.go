@@ -162,7 +162,7 @@ func (p *Preparer) release(ctx context.Context, r holding.Record) error {
 }
 
 func (p *Preparer) releaseOne(ctx context.Context, d gpu.Partition) error {
-	if p.cfg.Journal.Claims().InUse(d) {
+	if p.cfg.Journal.ClaimsOn(d.GPU).InUse(d) {
 		return nil
 	}
 	return p.cfg.Partitions.Release(ctx, d)

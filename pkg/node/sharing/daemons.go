@@ -191,15 +191,12 @@ func (m *Manager) know(ctx context.Context, uuid gpu.UUID) error {
 
 // mayBeOn reports whether a daemon of which only the name is known may be on the GPU.
 func (m *Manager) mayBeOn(daemon string, uuid gpu.UUID) bool {
-	if !holding.IsOwnDaemon(daemon) {
+	owner, ok := holding.OwnerOf(daemon)
+	if !ok {
 		return gpu.DeviceName(daemon).MayBeOf(uuid)
 	}
-	for _, c := range m.cfg.Journal.Claims() {
-		if c.OwnDaemonName() == daemon {
-			return c.MayUse(uuid)
-		}
-	}
-	return true
+	c, recorded := m.cfg.Journal.Claim(owner)
+	return !recorded || c.MayUse(uuid)
 }
 
 // ensure starts a daemon, or changes its limits to those that claims need now.
