@@ -109,11 +109,11 @@ func startDivided(t *testing.T) (d *divided, end func()) {
 	})
 	d.health = healthmonitor.New(healthmonitor.Config{
 		NodeName: "node-0", BootID: "boot", Journal: j, Facts: d.facts, Containers: marks, Preparer: parts.preparer, Sharing: parts.sharing,
-		Events: noEvents{},
+		Readings: usage.NewReadings(d.facts, marks, false), Events: noEvents{},
 	})
 	d.hardwareParts = parts
 	all := parts.parts()
-	all.Health, all.Readings = d.health, usage.NewReadings(d.facts, marks, false)
+	all.Health = d.health
 	follower := driver.New(driver.Config{Parts: *all, BootID: "boot", Opener: driver.NewOpener(host, ""), Specs: d.specs, Facts: d.facts})
 	d.follower = follower
 	running, cancel := context.WithCancel(ctx)

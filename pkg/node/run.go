@@ -143,15 +143,15 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 		Cluster: draclient.New(p.client), Version: discovery.ToServerVersionInterfaceWithContext(p.client.Discovery()),
 		Driver: gpu.DriverName, Pool: cfg.NodeName, BootID: bootID, Registerer: p.metrics, Steps: failpoint.FromEnvironment(),
 	})
+	p.readings = p.newReadings(host)
 	p.health = healthmonitor.New(healthmonitor.Config{
 		NodeName: cfg.NodeName, BootID: bootID, Client: p.client, Journal: p.journal, Facts: p.facts, Containers: p.containers,
-		Preparer: p.preparer, Sharing: p.sharing, Events: p.events, Registerer: p.metrics,
+		Preparer: p.preparer, Sharing: p.sharing, Readings: p.readings, Events: p.events, Registerer: p.metrics,
 	})
-	p.readings = p.newReadings(host)
 	p.driver = driver.New(driver.Config{
 		Parts: driver.Parts{
 			NodeName: cfg.NodeName, Journal: p.journal, Partitions: p.partitions, Sharing: p.sharing, Preparer: p.preparer,
-			Health: p.health, Readings: p.readings,
+			Health: p.health,
 		},
 		BootID: bootID, Opener: by.opener, Specs: p.specs, Facts: p.facts, Steps: failpoint.FromEnvironment(), Registerer: p.metrics,
 	})
@@ -251,7 +251,7 @@ func (p *plugin) work(ctx context.Context) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range []func(context.Context){
-		p.passOnRequests, p.partitions.Run, p.sharing.Run, p.health.Run, p.readings.Run,
+		p.passOnRequests, p.partitions.Run, p.sharing.Run, p.health.Run,
 	} {
 		group.Go(func() error { run(ctx); return nil })
 	}

@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
@@ -136,13 +135,6 @@ func (n *scrapedNode) partition(g gpu.GPU, number int) {
 	n.usages[g.UUID] = u
 }
 
-// Usage implements usage.Reader.
-func (*scrapedNode) EndUsage() {}
-
-func (n *scrapedNode) Usage(uuid gpu.UUID, _ time.Duration) (gpu.Usage, error) {
-	return n.usages[uuid], nil
-}
-
 // List implements podresources.PodResourcesListerClient.
 func (n *scrapedNode) List(context.Context, *podresources.ListPodResourcesRequest, ...grpc.CallOption) (*podresources.ListPodResourcesResponse, error) {
 	return &podresources.ListPodResourcesResponse{PodResources: n.pods}, nil
@@ -188,14 +180,16 @@ func (n *scrapedNode) scrape() (sample, *usage.Readings, error) {
 	known := facts.New("node-0")
 	known.Found(gpu.Node{Name: "node-0", GPUs: n.gpus})
 	readings := usage.NewReadings(known, in, true)
-	readings.SetHardware(n)
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(usage.New(usage.Config{
 		NodeName: "node-0", BootID: "boot", Journal: j, Facts: known, Containers: in, Readings: readings,
 		Kubelet: usage.NewPodResources(n, gpu.DriverName),
 	}))
-	if _, err := n.answer(registry); err != nil { // the first one has the GPUs read
+	if _, err := n.answer(registry); err != nil { // the first one asks for readings
 		return nil, nil, err
+	}
+	for uuid, u := range n.usages {
+		readings.Store(uuid, u, nil)
 	}
 	took, err := measure(scrapes, func() error {
 		series, err := n.answer(registry)

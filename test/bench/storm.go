@@ -27,6 +27,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	nodereport "github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/node/usage"
 	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
@@ -143,7 +144,7 @@ func startHollowNode(ctx context.Context, running *sync.WaitGroup, kube kubernet
 	}
 	n.monitor = healthmonitor.New(healthmonitor.Config{
 		NodeName: name, BootID: "boot", Journal: records, Facts: f, Registerer: prometheus.NewRegistry(), Events: noEvents{},
-		Sharing: sharing.New(sharing.Config{Journal: records, BootID: "boot"}),
+		Sharing: sharing.New(sharing.Config{Journal: records, BootID: "boot"}), Readings: usage.NewReadings(f, nil, false),
 	})
 	n.monitor.SetHardware(&healthmonitor.Hardware{Session: n})
 	running.Go(func() {
@@ -164,6 +165,12 @@ func (n *hollowNode) Vitals(gpu.UUID) (gpu.Vitals, error) {
 	n.sick.Add(1)
 	return gpu.Vitals{Recovery: gpu.RecoveryReset}, nil
 }
+
+// Usage of a GPU, for which nobody asks.
+func (*hollowNode) Usage(gpu.UUID, time.Duration) (gpu.Usage, error) { return gpu.Usage{}, nil }
+
+// EndUsage has nothing to end.
+func (*hollowNode) EndUsage() {}
 
 // Probe returns the GPUs that don't respond: none.
 func (*hollowNode) Probe() []string { return nil }

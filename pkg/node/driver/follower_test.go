@@ -58,17 +58,18 @@ func newFixture(t *testing.T) *fixture {
 	f.Config = Config{BootID: "boot", Opener: NewOpener(host, ""), Facts: known}
 	f.Specs = cdi.New(cdi.Config{Dir: t.TempDir(), HookPath: "/hook", Host: host})
 	daemons := nodetest.NewDaemons(host.Path("/"), filepath.Join("/run/mps", t.Name(), "d"))
-	shared := sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: daemons})
-	f.Parts = Parts{
-		NodeName: "node-0", Journal: j, Partitions: partition.New(partition.Config{Journal: j, Specs: f.Specs, Facts: known, BootID: "boot"}),
-		Sharing: shared,
-		Health:  healthmonitor.New(healthmonitor.Config{NodeName: "node-0", BootID: "boot", Journal: j, Facts: known, Sharing: shared, Registerer: f.metrics}),
-	}
 	marks, err := containers.New(t.TempDir(), host)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Readings = usage.NewReadings(known, marks, false)
+	shared := sharing.New(sharing.Config{Journal: j, BootID: "boot", Daemons: daemons})
+	f.Parts = Parts{
+		NodeName: "node-0", Journal: j, Partitions: partition.New(partition.Config{Journal: j, Specs: f.Specs, Facts: known, BootID: "boot"}),
+		Sharing: shared,
+		Health: healthmonitor.New(healthmonitor.Config{
+			NodeName: "node-0", BootID: "boot", Journal: j, Facts: known, Sharing: shared, Readings: usage.NewReadings(known, marks, false), Registerer: f.metrics,
+		}),
+	}
 	f.Preparer = prepare.New(prepare.Config{
 		Journal: j, Specs: f.Specs, Containers: marks, Facts: known, Partitions: f.Partitions, Sharing: f.Sharing,
 		Driver: gpu.DriverName, Pool: "node-0", BootID: "boot",

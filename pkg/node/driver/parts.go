@@ -14,7 +14,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
-	"github.com/tessera-dra/tessera/pkg/node/usage"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -26,7 +25,6 @@ type Parts struct {
 	Sharing    *sharing.Manager
 	Preparer   *prepare.Preparer
 	Health     *healthmonitor.Monitor
-	Readings   *usage.Readings
 }
 
 // use gives the parts a driver that works.
@@ -36,7 +34,6 @@ func (p *Parts) use(host driverroot.Host, root driverroot.Root, session *nvml.Se
 	p.Preparer.SetDriverLoad(healthmonitor.CurrentLoad(bootID, sys))
 	p.Partitions.SetHardware(session)
 	p.Sharing.SetHardware(session, SMI(host, root))
-	p.Readings.SetHardware(session)
 }
 
 // suspend keeps the parts from the hardware until the next use or leave.
@@ -44,7 +41,6 @@ func (p *Parts) suspend() {
 	p.Sharing.Suspend() // after what is in progress
 	p.Partitions.Suspend()
 	p.Health.SetHardware(nil)
-	p.Readings.SetHardware(nil)
 }
 
 // leave takes the hardware from the parts.
@@ -52,7 +48,6 @@ func (p *Parts) leave() {
 	p.Sharing.SetHardware(nil, nil) // after what is in progress
 	p.Partitions.SetHardware(nil)
 	p.Health.SetHardware(nil)
-	p.Readings.SetHardware(nil)
 }
 
 // Restore undoes what was done to GPUs, unless a claim is prepared.

@@ -28,6 +28,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/node/usage"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -148,7 +149,8 @@ func (n *node) startWithoutDriver() {
 	}
 	cfg := healthmonitor.Config{
 		NodeName: "node-0", BootID: "boot", Journal: n.journal, Facts: n.facts, Containers: marks, Events: n,
-		Sharing: sharing.New(sharing.Config{Journal: n.journal, BootID: "boot", Daemons: n.daemons, Prepared: []string{client.UID}}),
+		Sharing:  sharing.New(sharing.Config{Journal: n.journal, BootID: "boot", Daemons: n.daemons, Prepared: []string{client.UID}}),
+		Readings: usage.NewReadings(n.facts, marks, false),
 	}
 	if n.reset != nil {
 		n.preparer = prepare.New(prepare.Config{Journal: n.journal})
@@ -221,6 +223,12 @@ func (n *node) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
 	defer n.mu.Unlock()
 	return gpu.Vitals{Recovery: n.recovery[uuid]}, n.err[uuid]
 }
+
+// Usage of a GPU, for which nobody asks.
+func (*node) Usage(gpu.UUID, time.Duration) (gpu.Usage, error) { return gpu.Usage{}, nil }
+
+// EndUsage has nothing to end.
+func (*node) EndUsage() {}
 
 // Probe returns the GPUs that don't respond.
 func (n *node) Probe() []string {

@@ -24,6 +24,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/node/usage"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -33,6 +34,11 @@ type Session interface {
 	Vitals(uuid gpu.UUID) (gpu.Vitals, error)
 	// Probe asks every GPU for an answer, and returns those that give none.
 	Probe() []string
+	// Usage reads how much of a GPU programs use. It must return in the end, also for a GPU
+	// that doesn't respond.
+	Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error)
+	// EndUsage frees what Usage keeps for its next call. It doesn't block.
+	EndUsage()
 }
 
 // Hardware is a driver that works.
@@ -55,8 +61,10 @@ type Config struct {
 	Containers *containers.Containers
 	// Preparer and Sharing keep claims off a GPU that is reset, and Sharing knows the faults of
 	// MPS daemons. Without a Preparer, GPUs are never reset, and conditions say nothing of it.
-	Preparer   *prepare.Preparer
-	Sharing    *sharing.Manager
+	Preparer *prepare.Preparer
+	Sharing  *sharing.Manager
+	// Readings are given how much of each GPU programs use, while they want that.
+	Readings   *usage.Readings
 	Events     Events
 	Registerer prometheus.Registerer
 }
@@ -124,6 +132,7 @@ func forgotten(at time.Time) health.Cause {
 func (m *Monitor) SetHardware(h *Hardware) {
 	m.using.Lock()
 	m.hardware = h
+	m.cfg.Readings.Drop()
 	m.using.Unlock()
 	if h != nil {
 		select {
@@ -189,6 +198,9 @@ func (m *Monitor) Run(ctx context.Context) {
 		uuids, silent, changed := m.cfg.Facts.GPUs()
 		for _, uuid := range uuids {
 			// Only the monitor counts how often a GPU stops responding.
+			if !slices.Contains(before, uuid) {
+				m.requestUsage(uuid)
+			}
 			if !slices.Contains(before, uuid) || slices.Contains(silent, uuid) && !slices.Contains(silentBefore, uuid) {
 				m.requestVitals(uuid)
 			}
@@ -198,6 +210,10 @@ func (m *Monitor) Run(ctx context.Context) {
 		case <-changed:
 		case <-m.cfg.Sharing.DaemonFaultsChanged():
 			m.SawEvent("")
+		case <-m.cfg.Readings.Asked():
+			for _, uuid := range uuids {
+				m.requestUsage(uuid)
+			}
 		case <-ctx.Done():
 		}
 	}

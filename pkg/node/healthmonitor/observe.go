@@ -21,6 +21,9 @@ const (
 	// ended the condition: two readings have to agree that it is over, within ten
 	// seconds.
 	sickVitalsEvery = 4 * time.Second
+	// usageEvery is how often it is read how much of a GPU programs use, while there are
+	// scrapes; and the time over which the utilization by processes is read.
+	usageEvery = 5 * time.Second
 )
 
 const (
@@ -42,6 +45,8 @@ const (
 	askGPUs task = "ask GPUs"
 	// readVitals: read a GPU's vitals.
 	readVitals task = "read vitals"
+	// readUsage: read how much of a GPU programs use.
+	readUsage task = "read usage"
 	// endByHand: end a condition by hand.
 	endByHand task = "end by hand"
 )
@@ -80,6 +85,8 @@ func (m *Monitor) do(ctx context.Context, t task) (pause time.Duration) {
 			return sickVitalsEvery - minInterval
 		}
 		return vitalsEvery - minInterval
+	case readUsage:
+		return m.readUsage(uuid)
 	case endByHand:
 		m.handleEnding(ctx)
 	}
@@ -91,12 +98,42 @@ func (m *Monitor) requestVitals(uuid gpu.UUID) {
 	m.tasks.At(readVitals.of(uuid), time.Now().Add(gatherFor))
 }
 
+// requestUsage requests that it is read at once how much of a GPU programs use.
+func (m *Monitor) requestUsage(uuid gpu.UUID) { m.tasks.At(readUsage.of(uuid), time.Now()) }
+
 // sleep returns after the time, or at the end of ctx.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):
 	case <-ctx.Done():
 	}
+}
+
+// has reports whether the GPU can be read: there is hardware, and the node has the GPU. Needs using.
+func (m *Monitor) has(uuid gpu.UUID) bool {
+	all, _, _ := m.cfg.Facts.GPUs()
+	return m.hardware != nil && slices.Contains(all, uuid)
+}
+
+// readUsage reads how much of a GPU programs use, while that is wanted. It returns the time until
+// the next reading, 0 for none.
+func (m *Monitor) readUsage(uuid gpu.UUID) (pause time.Duration) {
+	m.using.RLock()
+	defer m.using.RUnlock()
+	began, there := time.Now(), m.has(uuid)
+	switch wanted := m.cfg.Readings.Wanted(); {
+	case !wanted && there:
+		m.hardware.Session.EndUsage() // not before the last reading of each GPU
+		return 0
+	case !wanted:
+		return 0
+	case there:
+		u, err := m.hardware.Session.Usage(uuid, usageEvery)
+		m.cfg.Readings.Store(uuid, u, err)
+	default:
+		m.cfg.Readings.Store(uuid, gpu.Usage{}, gpu.ErrNoDriver)
+	}
+	return max(usageEvery-time.Since(began), minInterval)
 }
 
 // probe asks all GPUs for an answer. It requests a reading of the facts, which gives those that

@@ -97,7 +97,7 @@ type answer struct {
 func (m *Monitor) examine(ctx context.Context, w *watchedGPU) *gpu.Vitals {
 	m.using.RLock()
 	defer m.using.RUnlock()
-	if all, _, _ := m.cfg.Facts.GPUs(); m.hardware == nil || !slices.Contains(all, w.uuid) {
+	if !m.has(w.uuid) {
 		return nil
 	}
 	xids := m.take(w)

@@ -1,4 +1,4 @@
-package usage
+package healthmonitor
 
 import (
 	"context"
@@ -19,10 +19,32 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
+	"github.com/tessera-dra/tessera/pkg/node/usage"
 )
+
+const (
+	divided gpu.UUID = "GPU-11111111-0000-0000-0000-000000000000"
+	shared  gpu.UUID = "GPU-22222222-0000-0000-0000-000000000000"
+
+	// wantedFor is how long GPUs are read after a scrape, and firstWithin how long the first
+	// one waits.
+	wantedFor, firstWithin = 2 * time.Minute, time.Second
+)
+
+// healthy answers that nothing is wrong with GPUs.
+type healthy struct{}
+
+func (healthy) Vitals(gpu.UUID) (gpu.Vitals, error) {
+	return gpu.Vitals{Recovery: gpu.RecoveryNone}, nil
+}
+func (healthy) Probe() []string { return nil }
 
 // driver answers with the number of the reading as the GPU's used memory.
 type driver struct {
+	healthy
+
 	mu     sync.Mutex
 	reads  map[gpu.UUID]int64
 	blocks map[gpu.UUID]chan error // calls for these GPUs return what comes there
@@ -62,8 +84,8 @@ func (d *driver) count(uuid gpu.UUID) int64 {
 
 const podUID = "3c0f6d1e-8a10-4135-bada-13f71feaef21"
 
-// readingsOf returns Readings of GPUs, on a host whose process 1 is in a pod.
-func readingsOf(t *testing.T, seesProcesses bool, gpus ...gpu.UUID) *Readings {
+// monitorOf returns a Monitor of GPUs, on a host whose process 1 is in a pod.
+func monitorOf(t *testing.T, seesProcesses bool, gpus ...gpu.UUID) *Monitor {
 	t.Helper()
 	host := t.TempDir()
 	process := filepath.Join(host, "proc/1")
@@ -81,27 +103,35 @@ func readingsOf(t *testing.T, seesProcesses bool, gpus ...gpu.UUID) *Readings {
 		node.GPUs = append(node.GPUs, gpu.GPU{UUID: uuid})
 	}
 	known.Found(node)
-	return NewReadings(known, in, seesProcesses)
+	j, err := journal.Open(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { j.Close() })
+	return New(Config{
+		NodeName: "node-0", Journal: j, Facts: known, Containers: in, Sharing: sharing.New(sharing.Config{Journal: j}),
+		Readings: usage.NewReadings(known, in, seesProcesses), Events: noEvents{},
+	})
 }
 
 // reading runs a test of readings of two GPUs, in which time passes when all wait.
-func reading(t *testing.T, seesProcesses bool, test func(t *testing.T, r *Readings, d *driver)) {
+func reading(t *testing.T, seesProcesses bool, test func(t *testing.T, r *usage.Readings, d *driver)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		d := &driver{reads: map[gpu.UUID]int64{}, blocks: map[gpu.UUID]chan error{}}
-		r := readingsOf(t, seesProcesses, divided, shared)
-		r.SetHardware(d)
+		m := monitorOf(t, seesProcesses, divided, shared)
+		m.SetHardware(&Hardware{Session: d})
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { r.Run(ctx) })
-		test(t, r, d)
+		wg.Go(func() { m.Run(ctx) })
+		test(t, m.cfg.Readings, d)
 		cancel()
 		wg.Wait()
 	})
 }
 
-// number is which reading of each GPU the scrape gets.
-func number(r *Readings) map[gpu.UUID]int64 {
+// numbers are which reading of each GPU the scrape gets.
+func numbers(r *usage.Readings) map[gpu.UUID]int64 {
 	got := map[gpu.UUID]int64{}
 	for uuid, u := range r.Scrape() {
 		got[uuid] = u.Memory.Used
@@ -110,24 +140,24 @@ func number(r *Readings) map[gpu.UUID]int64 {
 }
 
 func TestReadWhileAsked(t *testing.T) {
-	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
-		time.Sleep(time.Hour + readEvery/2) // not at the time of a tick, which would see that somebody asks
+	reading(t, true, func(t *testing.T, r *usage.Readings, d *driver) {
+		time.Sleep(time.Hour + usageEvery/2) // not at the time of a tick, which would see that somebody asks
 		if n := d.count(shared); n != 0 {
 			t.Errorf("a GPU was read %d times although nobody asked", n)
 		}
 		began := time.Now()
-		if diff := cmp.Diff(map[gpu.UUID]int64{divided: 1, shared: 1}, number(r)); diff != "" || time.Since(began) > 0 {
+		if diff := cmp.Diff(map[gpu.UUID]int64{divided: 1, shared: 1}, numbers(r)); diff != "" || time.Since(began) > 0 {
 			t.Errorf("the first scrape, after %s (-want +got):\n%s", time.Since(began), diff)
 		}
-		time.Sleep(readEvery + readEvery/2)
-		if diff := cmp.Diff(map[gpu.UUID]int64{divided: 2, shared: 2}, number(r)); diff != "" {
+		time.Sleep(usageEvery + usageEvery/2)
+		if diff := cmp.Diff(map[gpu.UUID]int64{divided: 2, shared: 2}, numbers(r)); diff != "" {
 			t.Errorf("the next scrape (-want +got):\n%s", diff)
 		}
 		if !d.keeps() {
 			t.Error("nothing was kept for the next reading")
 		}
 		time.Sleep(time.Hour)
-		if n, most := d.count(shared), 2+int64(awakeFor/readEvery); n > most {
+		if n, most := d.count(shared), 2+int64(wantedFor/usageEvery); n > most {
 			t.Errorf("a GPU was read %d times, want at most %d: nobody asked any more", n, most)
 		}
 		if d.keeps() {
@@ -143,7 +173,7 @@ func TestReadWhileAsked(t *testing.T) {
 // TestBlockedGPU checks that a call that doesn't return delays only the first scrape, a
 // little, and that the other GPU goes on.
 func TestBlockedGPU(t *testing.T) {
-	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
+	reading(t, true, func(t *testing.T, r *usage.Readings, d *driver) {
 		if got := len(r.Scrape()); got != 2 {
 			t.Fatalf("%d GPUs, want 2", got)
 		}
@@ -151,9 +181,9 @@ func TestBlockedGPU(t *testing.T) {
 		d.mu.Lock()
 		d.blocks[divided] = blocked
 		d.mu.Unlock()
-		time.Sleep(10*readEvery + readEvery/2)
+		time.Sleep(10*usageEvery + usageEvery/2)
 		began := time.Now()
-		if got := number(r)[shared]; got != 11 || time.Since(began) > 0 {
+		if got := numbers(r)[shared]; got != 11 || time.Since(began) > 0 {
 			t.Errorf("after %s, reading %d of the GPU that works, want the eleventh", time.Since(began), got)
 		}
 		if n := d.count(divided); n != 2 {
@@ -161,7 +191,7 @@ func TestBlockedGPU(t *testing.T) {
 		}
 		blocked <- errors.New("it does not respond")
 		synctest.Wait()
-		if got := slices.Collect(maps.Keys(number(r))); !slices.Equal(got, []gpu.UUID{shared}) {
+		if got := slices.Collect(maps.Keys(numbers(r))); !slices.Equal(got, []gpu.UUID{shared}) {
 			t.Errorf("readings of %v, want only the GPU that works", got)
 		}
 		time.Sleep(time.Hour) // without a scrape; the next one is like the first
@@ -175,16 +205,16 @@ func TestBlockedGPU(t *testing.T) {
 
 // TestHangsUnasked lets a GPU hang while there are no scrapes: its old reading is dropped.
 func TestHangsUnasked(t *testing.T) {
-	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
+	reading(t, true, func(t *testing.T, r *usage.Readings, d *driver) {
 		if got := len(r.Scrape()); got != 2 {
 			t.Fatalf("%d GPUs, want 2", got)
 		}
-		time.Sleep(time.Hour + readEvery/2)
+		time.Sleep(time.Hour + usageEvery/2)
 		blocked := make(chan error)
 		d.mu.Lock()
 		d.blocks[divided] = blocked
 		d.mu.Unlock()
-		if got := slices.Collect(maps.Keys(number(r))); !slices.Equal(got, []gpu.UUID{shared}) {
+		if got := slices.Collect(maps.Keys(numbers(r))); !slices.Equal(got, []gpu.UUID{shared}) {
 			t.Errorf("readings of %v, want only the GPU that works", got)
 		}
 		close(blocked)
@@ -194,8 +224,8 @@ func TestHangsUnasked(t *testing.T) {
 // TestTwoScrapersAfterPause has a second scraper come while the first waits for the first
 // readings: it gets them too.
 func TestTwoScrapersAfterPause(t *testing.T) {
-	reading(t, true, func(t *testing.T, r *Readings, d *driver) {
-		time.Sleep(time.Hour + readEvery/2)
+	reading(t, true, func(t *testing.T, r *usage.Readings, d *driver) {
+		time.Sleep(time.Hour + usageEvery/2)
 		begun := make(chan error)
 		d.mu.Lock()
 		d.blocks[divided], d.blocks[shared] = begun, begun
@@ -217,6 +247,8 @@ func TestTwoScrapersAfterPause(t *testing.T) {
 
 // slowDriver is one whose calls take a moment.
 type slowDriver struct {
+	healthy
+
 	begun    chan bool
 	returned atomic.Bool
 }
@@ -233,12 +265,17 @@ func (d *slowDriver) Usage(gpu.UUID, time.Duration) (gpu.Usage, error) {
 // TestHardwareTaken checks that nothing uses the hardware, and nothing is known of it,
 // after it was taken.
 func TestHardwareTaken(t *testing.T) {
-	r := readingsOf(t, true, shared)
-	d := &slowDriver{begun: make(chan bool)}
-	r.SetHardware(d)
+	m := monitorOf(t, true, shared)
+	r, d := m.cfg.Readings, &slowDriver{begun: make(chan bool)}
+	m.SetHardware(&Hardware{Session: d})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { m.Run(ctx) })
+	defer running.Wait()
+	defer cancel()
 	go r.Scrape()
 	<-d.begun
-	r.SetHardware(nil)
+	m.SetHardware(nil)
 	if !d.returned.Load() {
 		t.Error("the hardware was taken while a call was under way")
 	}
@@ -248,7 +285,7 @@ func TestHardwareTaken(t *testing.T) {
 }
 
 func TestOtherPIDNamespace(t *testing.T) {
-	reading(t, false, func(t *testing.T, r *Readings, _ *driver) {
+	reading(t, false, func(t *testing.T, r *usage.Readings, _ *driver) {
 		if got := r.Scrape()[shared]; got.Processes != nil || got.Memory.Used == 0 {
 			t.Errorf("%+v, want the memory and no processes", got)
 		}
