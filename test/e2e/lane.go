@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/tessera-dra/tessera/sim/cluster"
 	"github.com/tessera-dra/tessera/test/stack"
@@ -146,6 +148,28 @@ func (l *lane) up(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.stack = s
+	if err := published(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// published waits until each node has offered its GPUs. The scheduler of
+// Kubernetes 1.31 doesn't look at a pod again when devices come after it.
+func published(ctx context.Context, s *stack.Stack) error {
+	var seen string
+	err := wait.PollUntilContextTimeout(ctx, time.Second, recovery, true, func(ctx context.Context) (bool, error) {
+		var err error
+		seen, err = s.Kubectl(ctx, "get", "resourceslices", "-o", "jsonpath={.items[*].spec.nodeName}")
+		if err != nil {
+			return false, err
+		}
+		offered := strings.Fields(seen)
+		return !slices.ContainsFunc(s.Cluster.Nodes(), func(node string) bool { return !slices.Contains(offered, node) }), nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for the devices of nodes %v, have those of %q: %w", s.Cluster.Nodes(), seen, err)
+	}
+	return nil
 }
 
 func (l *lane) down(t *testing.T) {
