@@ -7,7 +7,7 @@
 // recognizes kinds of devices by their names. It leaves out the results of other
 // drivers and of other nodes' pools.
 //
-// Place adds what the node has for a grant, and SetLimits computes from that what
+// Grant.Place adds what the node has for it, and SetLimits computes from that what
 // the claim's processes may use as clients of MPS daemons. pkg/node/prepare acts on
 // the result.
 //

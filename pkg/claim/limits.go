@@ -13,10 +13,10 @@ import (
 
 // mainRequest is the request that a container can name: without the alternative
 // that was chosen.
-func (p Placed) mainRequest() string { return resourceclaim.BaseRequestRef(p.Request) }
+func (g Grant) mainRequest() string { return resourceclaim.BaseRequestRef(g.Request) }
 
 // isConfigured reports whether a configuration asks for MPS.
-func (p Placed) isConfigured() bool { return !p.Admin && p.MPS != nil }
+func (g Grant) isConfigured() bool { return !g.Admin && g.MPS != nil }
 
 // daemon is the MPS daemon of a grant: that of a GPU or partition, that of the
 // claim, or none.
@@ -25,11 +25,11 @@ type daemon struct {
 	own bool
 }
 
-func (p Placed) daemon() daemon {
+func (g Grant) daemon() daemon {
 	switch {
-	case p.isShare():
-		return daemon{of: p.base()}
-	case p.MPS != nil:
+	case g.isShare():
+		return daemon{of: g.base()}
+	case g.MPS != nil:
 		return daemon{own: true}
 	default:
 		return daemon{}
@@ -39,14 +39,14 @@ func (p Placed) daemon() daemon {
 // checkContainers refuses a request whose devices no container can use together:
 // a process that is a client of an MPS daemon sees what the daemon has, and
 // nothing else.
-func checkContainers(all []Placed) error {
-	for i, p := range all {
-		for _, q := range all[:i] {
-			if p.Admin || q.Admin || p.mainRequest() != q.mainRequest() || p.daemon() == q.daemon() {
+func checkContainers(all []Grant) error {
+	for i, g := range all {
+		for _, h := range all[:i] {
+			if g.Admin || h.Admin || g.mainRequest() != h.mainRequest() || g.daemon() == h.daemon() {
 				continue
 			}
 			return fmt.Errorf("%w: request %q was given %s and %s, but a container reaches one MPS daemon only, and sees no other GPU then: make a request for each and give each container its own (resources.claims[].request), or have all shares cut from one GPU (constraints: matchAttribute gpu.nvidia.com/parentUUID)",
-				ErrPermanent, p.mainRequest(), q.Device, p.Device)
+				ErrPermanent, g.mainRequest(), h.Device, g.Device)
 		}
 	}
 	return nil
@@ -57,20 +57,20 @@ func checkContainers(all []Placed) error {
 // configuration asks for more than there is. The shares of one request on one daemon
 // are added up: a container has them all, and is one client. A claim in which no grant
 // UsesMPS needs no call.
-func SetLimits(all []Placed) error {
+func SetLimits(all []Grant) error {
 	if err := checkContainers(all); err != nil {
 		return err
 	}
 	if err := checkPerDevice(all); err != nil {
 		return err
 	}
-	for i, p := range all {
-		if !p.UsesMPS() {
+	for i, g := range all {
+		if !g.UsesMPS() {
 			continue
 		}
 		l, err := limitsOf(all, i)
 		if err != nil {
-			return fmt.Errorf("request %q was given device %q: %w", p.Request, p.Device, err)
+			return fmt.Errorf("request %q was given device %q: %w", g.Request, g.Device, err)
 		}
 		all[i].Limits = &l
 	}
@@ -79,31 +79,31 @@ func SetLimits(all []Placed) error {
 
 // limitsOf returns the limits of a grant that is a share, or has a configuration for
 // MPS.
-func limitsOf(all []Placed, i int) (gpu.Limits, error) {
-	p := all[i]
-	err := gpu.CheckMPS(p.GPU.Model)
+func limitsOf(all []Grant, i int) (gpu.Limits, error) {
+	g := all[i]
+	err := gpu.CheckMPS(g.GPU.Model)
 	switch {
-	case err != nil && p.isShare():
+	case err != nil && g.isShare():
 		return gpu.Limits{}, fmt.Errorf("%w: %w; delete the claim, and have the GPU's SharingPolicy offer it otherwise", ErrPermanent, err)
 	case err != nil:
-		return gpu.Limits{}, p.MPS.Refuse(err)
-	case p.isShare():
-		return limitsOfShares(all, p)
+		return gpu.Limits{}, g.MPS.Refuse(err)
+	case g.isShare():
+		return limitsOfShares(all, g)
 	default:
-		return gpu.Limits{ThreadPercentage: p.MPS.ThreadPercentage, MemoryMiB: memoryFor(all, i)}, nil
+		return gpu.Limits{ThreadPercentage: g.MPS.ThreadPercentage, MemoryMiB: memoryFor(all, i)}, nil
 	}
 }
 
 // limitsOfShares returns the limits of a share together with the others that the
 // same container has on the same daemon.
-func limitsOfShares(all []Placed, share Placed) (gpu.Limits, error) {
+func limitsOfShares(all []Grant, share Grant) (gpu.Limits, error) {
 	var sum gpu.Limits
 	var together []int
-	for i, p := range all {
-		if p.Admin || !p.isShare() || p.base() != share.base() || p.mainRequest() != share.mainRequest() {
+	for i, g := range all {
+		if g.Admin || !g.isShare() || g.base() != share.base() || g.mainRequest() != share.mainRequest() {
 			continue
 		}
-		own, err := limitsOfShare(p)
+		own, err := limitsOfShare(g)
 		if err != nil {
 			return gpu.Limits{}, err
 		}
@@ -127,11 +127,11 @@ func limitsOfShares(all []Placed, share Placed) (gpu.Limits, error) {
 }
 
 // limitsOfShare returns a share's own limits, both more than 0.
-func limitsOfShare(p Placed) (gpu.Limits, error) {
-	if s, ok := p.Of.(gpu.Share); ok && s.Count > 0 {
-		return gpu.EqualShare(p.GPU, s)
+func limitsOfShare(g Grant) (gpu.Limits, error) {
+	if s, ok := g.Of.(gpu.Share); ok && s.Count > 0 {
+		return gpu.EqualShare(g.GPU, s)
 	}
-	l := p.Consumed
+	l := g.Consumed
 	if l.MemoryMiB == 0 {
 		return l, fmt.Errorf("%w: the allocation doesn't say how much memory of it is the claim's (consumedCapacity): API server and scheduler have to have the feature gate DRAConsumableCapacity; delete the claim and let it be allocated again",
 			ErrPermanent)
@@ -165,7 +165,7 @@ func checkStricter(want, have gpu.Limits) error {
 
 // memoryFor returns the memory limit in the configuration of the i-th grant, for its
 // device; 0: none.
-func memoryFor(all []Placed, i int) int64 {
+func memoryFor(all []Grant, i int) int64 {
 	m := all[i].MPS
 	limit := int64(0)
 	for key, mib := range m.PerDevice {
@@ -182,13 +182,13 @@ func memoryFor(all []Placed, i int) int64 {
 // namesDevice reports whether a key of defaultPerDevicePinnedMemoryLimit is for the
 // i-th grant: it is the UUID of a GPU, or an index among the grants that have a
 // configuration for MPS. A partition has no UUID before it is created.
-func namesDevice(all []Placed, key string, i int) bool {
+func namesDevice(all []Grant, key string, i int) bool {
 	if whole, ok := all[i].base().(gpu.Whole); ok && strings.EqualFold(key, string(whole.GPU)) {
 		return true
 	}
 	index := 0
-	for _, p := range all[:i] {
-		if p.isConfigured() {
+	for _, g := range all[:i] {
+		if g.isConfigured() {
 			index++
 		}
 	}
@@ -196,12 +196,12 @@ func namesDevice(all []Placed, key string, i int) bool {
 }
 
 // checkPerDevice refuses a limit for a device that the claim doesn't have.
-func checkPerDevice(all []Placed) error {
+func checkPerDevice(all []Grant) error {
 	var configured []int
 	var names []string
-	for i, p := range all {
-		if p.isConfigured() {
-			names = append(names, fmt.Sprintf("%d (%s of GPU %s)", len(names), p.Device, p.Of.Parent()))
+	for i, g := range all {
+		if g.isConfigured() {
+			names = append(names, fmt.Sprintf("%d (%s of GPU %s)", len(names), g.Device, g.Of.Parent()))
 			configured = append(configured, i)
 		}
 	}

@@ -45,6 +45,15 @@ type Grant struct {
 	// Ineffective: the configuration asks for TimeSlicing on a MIG device, which is valid
 	// and has no effect.
 	Ineffective bool
+
+	// Of is the device for the claim: the granted device, or the whole GPU instead
+	// of a share that has all of it. GPU has the facts of the device's GPU. Both are
+	// zero until Place.
+	Of  gpu.Device
+	GPU gpu.GPU
+	// Limits of the claim's processes on the device, as clients of an MPS daemon; nil
+	// where there is none. SetLimits sets it.
+	Limits *gpu.Limits
 }
 
 // Read returns the claim's grants from one driver's pool, in the order of the
@@ -106,23 +115,11 @@ func grantOf(allocation resourceapi.DeviceAllocationResult, driver string, resul
 	return g, nil
 }
 
-// Placed is a grant with the node's device for it.
-type Placed struct {
-	Grant
-	// Of is the device for the claim: the granted device, or the whole GPU instead
-	// of a share that has all of it.
-	Of gpu.Device
-	// GPU has the facts of the device's GPU.
-	GPU gpu.GPU
-	// Limits of the claim's processes on the device, as clients of an MPS daemon; nil
-	// where there is none. SetLimits sets it.
-	Limits *gpu.Limits
-}
-
 // Place returns the grant with the device that the node has under its name, and the
 // facts of the device's GPU.
-func Place(g Grant, device gpu.Device, facts gpu.GPU) Placed {
-	return Placed{Grant: g, Of: wholeIfAll(g, device, facts), GPU: facts}
+func (g Grant) Place(device gpu.Device, facts gpu.GPU) Grant {
+	g.Of, g.GPU = wholeIfAll(g, device, facts), facts
+	return g
 }
 
 // wholeIfAll replaces a share that has all of a GPU with the whole GPU, because no
@@ -143,15 +140,15 @@ func wholeIfAll(g Grant, device gpu.Device, facts gpu.GPU) gpu.Device {
 }
 
 // base is the silicon that the grant is of, alone or together with others.
-func (p Placed) base() gpu.Device { return gpu.Base(p.Of) }
+func (g Grant) base() gpu.Device { return gpu.Base(g.Of) }
 
-func (p Placed) isShare() bool {
-	_, ok := p.Of.(gpu.Share)
+func (g Grant) isShare() bool {
+	_, ok := g.Of.(gpu.Share)
 	return ok
 }
 
 // UsesMPS reports whether the claim's processes are clients of an MPS daemon on the device.
-func (p Placed) UsesMPS() bool { return !p.Admin && (p.isShare() || p.MPS != nil) }
+func (g Grant) UsesMPS() bool { return !g.Admin && (g.isShare() || g.MPS != nil) }
 
 // consumed reads the allocated amount of a share with multiple allocations.
 // SetLimits refuses a share that needs an amount and has none.

@@ -293,24 +293,23 @@ func (p *Preparer) resolve(request string, name gpu.DeviceName) (gpu.Device, gpu
 	return d, g, nil
 }
 
-// newRecord returns the claim's journal record, from which all else follows. It refuses
-// grants that no container could use.
+// newRecord places the grants, and returns the claim's journal record, from which all else
+// follows. It refuses grants that no container could use.
 func (p *Preparer) newRecord(c *resourceapi.ResourceClaim, grants []claim.Grant) (holding.Record, error) {
 	r := holding.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.cfg.BootID, Pods: reservedFor(c)}
-	placed := make([]claim.Placed, 0, len(grants))
-	for _, g := range grants {
+	for i, g := range grants {
 		device, facts, err := p.resolve(g.Request, g.Device)
 		if err != nil {
 			return r, err
 		}
-		placed = append(placed, claim.Place(g, device, facts))
+		grants[i] = g.Place(device, facts)
 	}
-	if slices.ContainsFunc(placed, claim.Placed.UsesMPS) {
-		if err := claim.SetLimits(placed); err != nil {
+	if slices.ContainsFunc(grants, claim.Grant.UsesMPS) {
+		if err := claim.SetLimits(grants); err != nil {
 			return r, err
 		}
 	}
-	for _, grant := range placed {
+	for _, grant := range grants {
 		h := holding.New(grant.Device, grant.Of)
 		h.Request, h.Admin, h.ShareID, h.TimeSlice = grant.Request, grant.Admin, grant.ShareID, string(grant.TimeSlice)
 		if grant.Limits != nil {
