@@ -122,11 +122,7 @@ func (s *Specs) compute(d *Driver) error {
 	return s.writeCommon(edits)
 }
 
-func (s *Specs) set(d *Driver, edits *computed) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.driver, s.edits = d, edits
-}
+func (s *Specs) set(d *Driver, edits *computed) { s.now.Store(&current{d, edits}) }
 
 func compute(cfg Config, d *Driver) (*computed, error) {
 	if cfg.HookError != nil {

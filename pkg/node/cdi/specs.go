@@ -63,9 +63,14 @@ type Specs struct {
 	// minorsSet is how often SetMinor was called. It grows while computing is held.
 	minorsSet atomic.Int64
 
-	mu     sync.Mutex
-	driver *Driver   // nil: none
-	edits  *computed // nil: none
+	// now is the driver with its edits; nil: none was set.
+	now atomic.Pointer[current]
+}
+
+// current is a driver, and its edits; nil: none.
+type current struct {
+	driver *Driver
+	edits  *computed
 }
 
 // New returns the specifications in cfg.Dir, with no driver yet: claims can be
@@ -140,9 +145,10 @@ func (s *Specs) current(devices map[gpu.DeviceName]gpu.Prepared) (*Driver, *comp
 }
 
 func (s *Specs) get() (*Driver, *computed) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.driver, s.edits
+	if now := s.now.Load(); now != nil {
+		return now.driver, now.edits
+	}
+	return nil, nil
 }
 
 func sortedNames(devices map[gpu.DeviceName]gpu.Prepared) []gpu.DeviceName {

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -63,33 +63,43 @@ func (p *Preparer) awaitDaemonEnds(ctx context.Context, r holding.Record) error 
 // readyAll makes the silicon of the holdings ready, by device: different GPUs at
 // once, one GPU in order.
 func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (map[gpu.DeviceName]gpu.Prepared, error) {
-	made := make(map[gpu.DeviceName]gpu.Prepared, len(holdings))
-	var mu sync.Mutex
+	made := make(chan map[gpu.DeviceName]gpu.Prepared, len(holdings))
 	group, ctx := errgroup.WithContext(ctx)
 	for _, onGPU := range byGPU(holdings) {
 		group.Go(func() error {
-			instances := map[gpu.Device]gpu.Instance{}
-			for _, g := range onGPU {
-				if err := context.Cause(ctx); err != nil {
-					return err // the caller no longer waits for the rest
-				}
-				instance, ready := instances[g.Base()]
-				if !ready {
-					var err error
-					if instance, err = p.readyDevice(ctx, g); err != nil {
-						return fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
-					}
-					instances[g.Base()] = instance
-					p.cfg.Steps.Reached("prepare.made")
-				}
-				mu.Lock()
-				made[g.Device] = gpu.Prepared{Device: g.DeviceHeld(), Instance: instance}
-				mu.Unlock()
-			}
-			return nil
+			devices, err := p.readyGPU(ctx, onGPU)
+			made <- devices
+			return err
 		})
 	}
-	return made, group.Wait()
+	err := group.Wait()
+	close(made)
+	all := make(map[gpu.DeviceName]gpu.Prepared, len(holdings))
+	for devices := range made {
+		maps.Copy(all, devices)
+	}
+	return all, err
+}
+
+// readyGPU makes the silicon of holdings of one GPU ready, by device.
+func (p *Preparer) readyGPU(ctx context.Context, holdings []holding.Holding) (map[gpu.DeviceName]gpu.Prepared, error) {
+	made, instances := map[gpu.DeviceName]gpu.Prepared{}, map[gpu.Device]gpu.Instance{}
+	for _, g := range holdings {
+		if err := context.Cause(ctx); err != nil {
+			return nil, err // the caller no longer waits for the rest
+		}
+		instance, ready := instances[g.Base()]
+		if !ready {
+			var err error
+			if instance, err = p.readyDevice(ctx, g); err != nil {
+				return nil, fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
+			}
+			instances[g.Base()] = instance
+			p.cfg.Steps.Reached("prepare.made")
+		}
+		made[g.Device] = gpu.Prepared{Device: g.DeviceHeld(), Instance: instance}
+	}
+	return made, nil
 }
 
 // readyDevice creates the partition and returns its instance; of a whole GPU it clears

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 // lockWhenFree waits until no other claim holds any of the devices and there is memory for
@@ -26,7 +26,7 @@ func (p *Preparer) lockWhenFree(ctx context.Context, want holding.Record) (unloc
 		}
 	}()
 	for {
-		released := p.nextRelease()
+		released := p.calls.nextRelease()
 		unlock, err := p.claimLocks.Lock(ctx, want.ClaimUID)
 		if err != nil {
 			return nil, nil, fmt.Errorf("wait for another operation on the claim: %w", err)
@@ -121,21 +121,15 @@ func (p *Preparer) findShortage(want holding.Record) *shortage {
 	return nil
 }
 
-// nextRelease returns a channel that is closed when a claim has released its devices.
-func (p *Preparer) nextRelease() <-chan struct{} {
-	p.releases.Lock()
-	defer p.releases.Unlock()
-	return p.releases.Changed()
-}
-
 // errUnprepared stops a prepare that an unprepare has overtaken.
 var errUnprepared = errors.New("the claim was unprepared while it was being prepared")
 
 // calls are the prepares that have arrived and not returned, by claim, so that
-// an unprepare can stop those that began before it. Nothing is remembered
-// beyond that: a claim may be prepared again after its unprepare.
+// an unprepare can stop those that began before it, and wakes those that wait for its
+// devices. Nothing is remembered beyond that: a claim may be prepared again after its
+// unprepare.
 type calls struct {
-	mu      sync.Mutex
+	mu      notify.Mutex
 	byClaim map[types.UID]map[*call]bool
 }
 
@@ -216,6 +210,16 @@ func (c *calls) stop(uid types.UID) {
 		}
 	}
 	delete(c.byClaim, uid)
+}
+
+// released wakes the prepares that wait until a claim has released its devices.
+func (c *calls) released() { c.mu.Change(func() {}) }
+
+// nextRelease returns a channel that is closed at the next call of released.
+func (c *calls) nextRelease() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.Changed()
 }
 
 // Exclude keeps prepares from giving the GPU, or a part of it, to claims until include

@@ -32,7 +32,6 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/report"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
-	"github.com/tessera-dra/tessera/pkg/notify"
 )
 
 // Config is what a Preparer is built from.
@@ -70,8 +69,6 @@ type Preparer struct {
 	// excluded are GPUs whose locks Exclude holds, each with the reason.
 	excluded sync.Map
 	calls    *calls
-	// releases wakes waiting prepares when a claim has released its devices.
-	releases notify.Mutex
 	metrics  *metrics
 	// load is the current load of the driver; nil: not known yet.
 	load atomic.Pointer[health.Load]

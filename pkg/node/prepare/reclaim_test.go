@@ -32,11 +32,11 @@ func TestHolderWasPreparedAgain(t *testing.T) {
 		begun := time.Now()
 		for name, wait := range map[string]func(*wait) error{
 			"for a device": func(w *wait) error {
-				return p.waitForHolders(ctx, w, []holding.Record{holder}, p.nextRelease())
+				return p.waitForHolders(ctx, w, []holding.Record{holder}, p.calls.nextRelease())
 			},
 			"for memory": func(w *wait) error {
 				s := &shortage{of: gpu.Whole{GPU: "GPU-a"}, there: 1, sharers: []holding.Record{holder}}
-				return p.waitForMemory(ctx, w, s, p.nextRelease())
+				return p.waitForMemory(ctx, w, s, p.calls.nextRelease())
 			},
 		} {
 			w := newWait(ctx, holding.Record{ClaimUID: "b"})

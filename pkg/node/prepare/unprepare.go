@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"github.com/tessera-dra/tessera/pkg/agenda"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
@@ -84,7 +85,7 @@ func (p *Preparer) drop(claimUID string) error {
 	if err := p.cfg.Journal.Delete(claimUID); err != nil {
 		return err
 	}
-	p.releases.Change(func() {})
+	p.calls.released()
 	p.notifyRead(c)
 	p.cfg.Steps.Reached("unprepare.forgotten")
 	return nil
@@ -142,23 +143,14 @@ func (p *Preparer) leaveShared(ctx context.Context, c holding.Claim) error {
 // claim has a share of: different GPUs at once, one GPU in order. A failure of one
 // doesn't stop the others; errors name the partition.
 func (p *Preparer) release(ctx context.Context, r holding.Record) error {
-	var mu sync.Mutex
-	var errs []error
-	var wg sync.WaitGroup
-	for _, partitions := range heldPartitions(r) {
-		wg.Go(func() {
-			for _, d := range partitions {
-				if err := p.releaseOne(ctx, d); err != nil {
-					mu.Lock()
-					errs = append(errs, err)
-					mu.Unlock()
-				}
-				p.cfg.Steps.Reached("unprepare.released")
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return agenda.Each(slices.Collect(maps.Values(heldPartitions(r))), func(onGPU []gpu.Partition) error {
+		var errs []error
+		for _, d := range onGPU {
+			errs = append(errs, p.releaseOne(ctx, d))
+			p.cfg.Steps.Reached("unprepare.released")
+		}
+		return errors.Join(errs...)
+	})
 }
 
 func (p *Preparer) releaseOne(ctx context.Context, d gpu.Partition) error {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -193,26 +192,29 @@ func (m *Manager) conditions() map[gpu.UUID][]gpu.Condition {
 // After an error, Leave or Run takes down the part that was set up.
 func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
 	m.remember(r, given)
-	var mu sync.Mutex
-	all := map[gpu.DeviceName]gpu.MPSDirs{}
 	err := agenda.Each(r.GPUs(), func(uuid gpu.UUID) error { return m.know(ctx, uuid) })
 	if err != nil {
 		return nil, err
 	}
-	err = agenda.Each(m.groups(r), func(uuids []gpu.UUID) error {
+	groups := m.groups(r)
+	joined := make(chan map[gpu.DeviceName]gpu.MPSDirs, len(groups))
+	err = agenda.Each(groups, func(uuids []gpu.UUID) error {
 		v, err := m.visit(ctx, uuids)
 		if err != nil {
 			return err
 		}
 		defer v.end()
 		dirs, err := v.join(ctx, r)
-		mu.Lock()
-		defer mu.Unlock()
-		maps.Copy(all, dirs)
+		joined <- dirs
 		return v.explain(err)
 	})
 	if err != nil {
 		return nil, err
+	}
+	close(joined)
+	all := map[gpu.DeviceName]gpu.MPSDirs{}
+	for dirs := range joined {
+		maps.Copy(all, dirs)
 	}
 	return all, nil
 }
