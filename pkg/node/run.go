@@ -128,7 +128,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 	p.sharing = sharing.New(sharing.Config{
 		Journal: p.journal, Daemons: daemons, BootID: bootID, Prepared: prepared, ExclusiveProcess: cfg.MPSComputeMode == mpsExclusiveProcess,
 		Registerer: p.metrics, ConditionsChanged: p.facts.RereadGPUs,
-		Warn: p.events.WarnHolder, Steps: failpoint.FromEnvironment(),
+		Warn: p.events.WarnClaimOf, Steps: failpoint.FromEnvironment(),
 	})
 	p.reporter, err = report.New(report.Config{
 		NodeName: cfg.NodeName, PluginVersion: cfg.Version, BootID: bootID, REST: by.api,

@@ -14,9 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestHandover has a claim's GPU wanted by another as soon as the claim is
+// TestNextClaim has a claim's GPU wanted by another as soon as the claim is
 // deleted, before the kubelet has unprepared it.
-func TestHandover(t *testing.T) {
+func TestNextClaim(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := n.serve(t)
@@ -68,7 +68,7 @@ func TestHandover(t *testing.T) {
 		t.Errorf("after the pod is gone: %v", err)
 	}
 	t.Logf("prepared %s after the release began", time.Since(released))
-	n.check(t, "after the handover")
+	n.check(t, "with the next claim")
 }
 
 // TestJournalUnreadable damages a record between two plugins.

@@ -109,9 +109,9 @@ func (c *Containers) Marks() ([]string, error) {
 	return uids, nil
 }
 
-// Forget deletes the claim's mark without waiting for containers, and drops all data
+// Unmark deletes the claim's mark without waiting for containers, and drops all data
 // about the claim's containers.
-func (c *Containers) Forget(claimUID string) error {
+func (c *Containers) Unmark(claimUID string) error {
 	if err := c.unlink(claimUID); err != nil {
 		return err
 	}
@@ -146,11 +146,11 @@ func (c *Containers) AwaitEnd(ctx context.Context, claimUID string, pods []kubel
 	if err == nil || ctx.Err() == nil {
 		return err
 	}
-	holders := c.holders(claimUID, pods)
+	left := c.describeLeft(claimUID, pods)
 	if killed := c.killUnstarted(claimUID); len(killed) > 0 {
-		holders += fmt.Sprintf("; killed %d, which their runtime had made but never started", killed)
+		left += fmt.Sprintf("; killed %d, which their runtime had made but never started", killed)
 	}
-	return fmt.Errorf("%w: %s", context.Cause(ctx), holders)
+	return fmt.Errorf("%w: %s", context.Cause(ctx), left)
 }
 
 // delete unlinks the claim's mark, and watches it if it is still mounted.

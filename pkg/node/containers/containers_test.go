@@ -314,7 +314,7 @@ func TestForgetDropsAllOfAClaim(t *testing.T) {
 	if d := c.deletedOf(claimUID); len(d.watches) != 1 || !d.unwatched {
 		t.Fatalf("the claim's deleted marks are %+v, want one that is watched and some that aren't", d)
 	}
-	if err := c.Forget(claimUID); err != nil {
+	if err := c.Unmark(claimUID); err != nil {
 		t.Fatal(err)
 	}
 	c.events.mu.Lock()

@@ -73,9 +73,9 @@ func parseMounts(mountinfo string, pid int) []mount {
 	return mounts
 }
 
-// holders lists the processes that have a claim's marks mounted, with their
+// describeLeft lists the processes that have a claim's marks mounted, with their
 // pods, and the pods whose cgroups aren't empty.
-func (c *Containers) holders(claimUID string, pods []kubeletplugin.NamespacedObject) string {
+func (c *Containers) describeLeft(claimUID string, pods []kubeletplugin.NamespacedObject) string {
 	var names []string
 	named := map[string]bool{}
 	mounts, _ := c.scan() // on an error only the pods of the record are listed

@@ -127,7 +127,7 @@ func (l *look) checkSpecs() {
 	wanted, known := map[string]bool{}, map[string]bool{}
 	for _, r := range l.journal.Claims {
 		for _, g := range r.Holdings {
-			device := r.ClaimUID + "-" + string(g.Name())
+			device := r.ClaimUID + "-" + string(g.CDIName())
 			wanted[device] = true
 			l.checkDevice(r, device)
 		}

@@ -58,7 +58,7 @@ func (l *look) checkHolders() {
 				continue
 			}
 			for _, other := range all {
-				if gpu.Conflict(other.holding.DeviceHeld(), g.DeviceHeld()) {
+				if gpu.Conflict(other.holding.Of(), g.Of()) {
 					l.add(Finding{
 						Level: Trouble, Check: "two-holders", GPU: g.GPU, Claim: claimName(r), Device: string(g.Device),
 						What: fmt.Sprintf("claim %s holds %s, which conflicts with %s of claim %s", claimName(r), g.Device, other.holding.Device, claimName(other.record)),

@@ -120,7 +120,7 @@ func (p *gpuLook) takeRecord(r holding.GPURecord) {
 // checkMade compares one partition of the record with the hardware.
 func (p *gpuLook) checkMade(m holding.MadePartition) {
 	want := partitionOf(p.gpu.UUID, m.Partition)
-	holder, held := p.holder(want)
+	holder, held := p.claimOn(want)
 	base := Finding{Level: Trouble, GPU: p.gpu.UUID, Device: p.name(want), Path: p.file, Claim: holder}
 	at := slices.IndexFunc(p.mig.Instances, func(i gpu.Instance) bool { return sits(i, want) })
 	if m.Made == nil {
@@ -181,7 +181,7 @@ func (p *gpuLook) checkForeign(i gpu.Instance) {
 	if i.UUID == "" {
 		f.What = fmt.Sprintf("%s, profile %s at memory slice %d, was created by somebody else; it isn't offered, because no compute instance takes all of it", describeInstance(i), i.Profile, i.Placement.Start)
 	}
-	f.Claim, _ = p.holder(at)
+	f.Claim, _ = p.claimOn(at)
 	p.add(f)
 }
 
@@ -220,7 +220,7 @@ func (p *gpuLook) checkHeld(base Finding, r holding.Record, g holding.Holding, w
 		}
 		return
 	}
-	if d, ok := p.specs[r.ClaimUID+"-"+string(g.Name())]; ok && p.mig.Instances[at].UUID != "" {
+	if d, ok := p.specs[r.ClaimUID+"-"+string(g.CDIName())]; ok && p.mig.Instances[at].UUID != "" {
 		p.checkCapabilities(base, d, p.mig.Instances[at])
 	}
 }
@@ -242,8 +242,8 @@ func (p *gpuLook) checkMode() {
 	p.add(f)
 }
 
-// holder returns a claim that has exactly this partition now, or a share of it.
-func (p *gpuLook) holder(d gpu.Partition) (string, bool) {
+// claimOn returns a claim that has exactly this partition now, or a share of it.
+func (p *gpuLook) claimOn(d gpu.Partition) (string, bool) {
 	for _, r := range p.journal.Claims {
 		for _, g := range r.Holdings {
 			if !g.Admin && g.Base() == gpu.Device(d) && p.holds(r) {

@@ -257,7 +257,7 @@ func (s *sharingLook) checkReached() {
 	for _, r := range s.journal.Claims {
 		for _, g := range r.Holdings {
 			daemon, ok := s.daemons[r.Daemon(g)]
-			device, known := s.specs[r.ClaimUID+"-"+string(g.Name())]
+			device, known := s.specs[r.ClaimUID+"-"+string(g.CDIName())]
 			if !ok || !known || !s.holds(r) || slices.ContainsFunc(device.mounts, func(m *specs.Mount) bool { return m.HostPath == daemon.PipeDir }) {
 				continue
 			}

@@ -67,8 +67,8 @@ func (e *Events) WarnClaim(c kubeletplugin.NamespacedObject, reason, message str
 	}, corev1.EventTypeWarning, reason, message)
 }
 
-// WarnHolder writes a warning about the claim of a record.
-func (e *Events) WarnHolder(r holding.Record, reason, message string) {
+// WarnClaimOf writes a warning about the claim of a record.
+func (e *Events) WarnClaimOf(r holding.Record, reason, message string) {
 	e.WarnClaim(kubeletplugin.NamespacedObject{
 		NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID),
 	}, reason, message)

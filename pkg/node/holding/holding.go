@@ -116,8 +116,8 @@ func New(name gpu.DeviceName, d gpu.Device) Holding {
 	return g
 }
 
-// DeviceHeld returns the device of the holding.
-func (g Holding) DeviceHeld() gpu.Device {
+// Of returns the device of the holding.
+func (g Holding) Of() gpu.Device {
 	base := g.Base()
 	switch {
 	case g.Share != nil:
@@ -130,7 +130,7 @@ func (g Holding) DeviceHeld() gpu.Device {
 }
 
 // Base is the silicon that the holding is of, alone or together with others: the
-// gpu.Base of DeviceHeld.
+// gpu.Base of its device.
 func (g Holding) Base() gpu.Device {
 	if p := g.Partition; p != (Partition{}) {
 		return gpu.Partition{GPU: g.GPU, Profile: p.Profile, Placement: gpu.Placement{Start: p.Start, Size: p.Size}}
@@ -138,9 +138,9 @@ func (g Holding) Base() gpu.Device {
 	return gpu.Whole{GPU: g.GPU}
 }
 
-// Name tells the holding from the claim's others: the device's name and, where the
+// CDIName tells the holding from the claim's others: the device's name and, where the
 // device can be allocated several times, the share's ID.
-func (g Holding) Name() gpu.DeviceName {
+func (g Holding) CDIName() gpu.DeviceName {
 	if g.ShareID == "" {
 		return g.Device
 	}
@@ -168,7 +168,7 @@ func (g Holding) Same(h Holding) bool {
 
 // Holds reports whether the record keeps others from being given the device.
 func (r Record) Holds(d gpu.Device) bool {
-	return slices.ContainsFunc(r.Holdings, func(g Holding) bool { return !g.Admin && gpu.Conflict(g.DeviceHeld(), d) })
+	return slices.ContainsFunc(r.Holdings, func(g Holding) bool { return !g.Admin && gpu.Conflict(g.Of(), d) })
 }
 
 // Shares reports whether any of the record's holdings is shared.

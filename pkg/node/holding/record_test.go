@@ -25,10 +25,10 @@ func shares(uid string) holding.Record {
 
 func TestRecord(t *testing.T) {
 	r := shares("a")
-	if got := r.Holdings[0].Name(); got != "gpu-980fb007-mps4-2" {
+	if got := r.Holdings[0].CDIName(); got != "gpu-980fb007-mps4-2" {
 		t.Errorf("got %q", got)
 	}
-	if got := r.Holdings[1].Name(); got != "gpu-980fb007-mig-3g71gb-0-mps-5f0e4a55-9a55-4d3f-8a1b-2c3d4e5f6071" {
+	if got := r.Holdings[1].CDIName(); got != "gpu-980fb007-mig-3g71gb-0-mps-5f0e4a55-9a55-4d3f-8a1b-2c3d4e5f6071" {
 		t.Errorf("got %q", got)
 	}
 	if own := r.OwnDaemon(); len(own) != 1 || own[0].Request != "d" {

@@ -210,7 +210,7 @@ func heldPartitions(n *node) []gpu.Partition {
 	var held []gpu.Partition
 	for _, r := range n.journal.Claims() {
 		for _, g := range r.Holdings {
-			held = append(held, g.DeviceHeld().(gpu.Partition))
+			held = append(held, g.Of().(gpu.Partition))
 		}
 	}
 	return held

@@ -26,7 +26,7 @@ func (m *Manager) Ensure(ctx context.Context, p gpu.Partition) (_ gpu.Instance, 
 		return gpu.Instance{}, err
 	}
 	defer v.end(&err)
-	defer v.plan()
+	defer v.schedule()
 	if err := v.look(); err != nil {
 		return gpu.Instance{}, err
 	}
@@ -80,8 +80,8 @@ func (v *visit) mayCreate(p gpu.Partition) error {
 		}
 	}
 	for _, o := range v.ours {
-		if o.Partition != p && o.whole() && o.Placement.Overlaps(p.Placement) {
-			if holder := v.m.holder(o.Partition); holder != "" {
+		if o.Partition != p && o.complete() && o.Placement.Overlaps(p.Placement) {
+			if holder := v.m.claimOn(o.Partition); holder != "" {
 				return fmt.Errorf("%s is in the way, and %s holds it", instanceName(*o.instance), holder)
 			}
 		}
@@ -192,7 +192,7 @@ func (v *visit) describe() string {
 			continue
 		}
 		who := "idle"
-		if h := v.m.holder(o.Partition); h != "" {
+		if h := v.m.claimOn(o.Partition); h != "" {
 			who = "held by " + h
 		}
 		list = append(list, fmt.Sprintf("%s (%s)", instanceName(*o.instance), who))

@@ -39,13 +39,13 @@ func (m *Manager) Release(ctx context.Context, p gpu.Partition) (err error) {
 		klog.FromContext(ctx).Error(err, "A MIG partition isn't needed any more, but the GPU can't be reached; it is destroyed when it can", "gpu", v.uuid, "profile", p.Profile, "start", p.Placement.Start)
 		return nil
 	}
-	defer v.plan()
+	defer v.schedule()
 	if m.cfg.Journal.ClaimsOn(p.GPU).InUse(p) { // somebody else has a share of it, or has it again by now
 		v.setIdle(p, false)
 		return v.save()
 	}
 	o, ok := v.findOwn(p)
-	if ok && o.whole() && m.keep(v.uuid) > 0 {
+	if ok && o.complete() && m.keep(v.uuid) > 0 {
 		v.setIdle(p, true)
 		return v.save()
 	}
@@ -152,7 +152,7 @@ func (m *Manager) tidyNow(ctx context.Context, op string, uuid gpu.UUID, l limit
 			return err
 		}
 	}
-	v.plan()
+	v.schedule()
 	return nil
 }
 
@@ -161,7 +161,7 @@ func (m *Manager) tidyNow(ctx context.Context, op string, uuid gpu.UUID, l limit
 func (v *visit) destroyIdle(ctx context.Context, keepWarm time.Duration) error {
 	var errs []error
 	for _, o := range slices.Clone(v.ours) {
-		if o.whole() && (v.m.holder(o.Partition) != "" || v.idleFor(o.Partition) < keepWarm) {
+		if o.complete() && (v.m.claimOn(o.Partition) != "" || v.idleFor(o.Partition) < keepWarm) {
 			continue
 		}
 		errs = append(errs, v.destroy(ctx, o))
@@ -173,7 +173,7 @@ func (v *visit) destroyIdle(ctx context.Context, keepWarm time.Duration) error {
 func (v *visit) idlest() []own {
 	var idle []own
 	for _, o := range v.ours {
-		if o.instance != nil && v.m.holder(o.Partition) == "" {
+		if o.instance != nil && v.m.claimOn(o.Partition) == "" {
 			idle = append(idle, o)
 		}
 	}

@@ -43,8 +43,8 @@ type own struct {
 	instance *gpu.Instance
 }
 
-// whole reports whether the partition is there completely.
-func (o own) whole() bool { return o.instance != nil && o.instance.UUID != "" }
+// complete reports whether the partition is there completely.
+func (o own) complete() bool { return o.instance != nil && o.instance.UUID != "" }
 
 // visit takes a GPU's lock for an operation, which ends with visit.end.
 func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID) (*visit, error) {
@@ -78,37 +78,37 @@ func wrap(err *error, format string, object any) {
 	}
 }
 
-// plan has Run come back when something of ours is due to go.
-func (v *visit) plan() {
+// schedule has Run come back when something of ours is due to go.
+func (v *visit) schedule() {
 	for _, o := range v.ours {
-		v.planOwn(o)
+		v.scheduleOwn(o)
 	}
 	switch {
 	case !v.switched || len(v.ours) > 0:
 		v.empty = time.Time{}
 	case len(v.others) > 0: // the mode stays on for their sake
-		v.planIn(retryLast)
+		v.scheduleIn(retryLast)
 	default:
-		v.planIn(modeLinger - v.emptyFor())
+		v.scheduleIn(modeLinger - v.emptyFor())
 	}
 }
 
-// planOwn is plan for one of our partitions; a claim's partition is planned
+// scheduleOwn is schedule for one of our partitions; a claim's partition is scheduled
 // when the claim releases it.
-func (v *visit) planOwn(o own) {
+func (v *visit) scheduleOwn(o own) {
 	keep := v.m.keep(v.uuid)
 	switch {
 	case o.instance == nil:
-	case v.m.holder(o.Partition) == "":
-		v.planIn(keep - v.idleFor(o.Partition))
+	case v.m.claimOn(o.Partition) == "":
+		v.scheduleIn(keep - v.idleFor(o.Partition))
 	case v.isIdle(o.Partition): // given up, and the claim's record is about to go
-		v.planIn(max(keep-v.idleFor(o.Partition), retryFirst))
+		v.scheduleIn(max(keep-v.idleFor(o.Partition), retryFirst))
 	case slices.ContainsFunc(v.m.cfg.Journal.ClaimsOn(v.uuid), holding.Claim.IsUnreadable): // whose claims give up what their names tell, and that may not be all
-		v.planIn(retryLast)
+		v.scheduleIn(retryLast)
 	}
 }
 
-func (v *visit) planIn(wait time.Duration) { v.m.worker.At(v.uuid, time.Now().Add(wait)) }
+func (v *visit) scheduleIn(wait time.Duration) { v.m.worker.At(v.uuid, time.Now().Add(wait)) }
 
 // look reads the hardware and divides the instances into ours and others'. A
 // record of another boot is ignored.

@@ -21,9 +21,9 @@ type standing struct {
 	reason string
 }
 
-// look reads a recorded claim from the API server. An error means that its standing can't be
-// told now.
-func (p *Preparer) look(ctx context.Context, r holding.Record) (standing, error) {
+// readStanding reads a recorded claim from the API server. An error means that its
+// standing can't be told now.
+func (p *Preparer) readStanding(ctx context.Context, r holding.Record) (standing, error) {
 	claim, err := p.cfg.Cluster.ResourceClaims(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && string(claim.UID) != r.ClaimUID {
 		return standing{awaitsUnprepare: true, reason: "the claim was deleted"}, nil

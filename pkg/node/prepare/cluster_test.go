@@ -45,7 +45,7 @@ func TestClusterLook(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			client := fake.NewClientset(tc.objects...)
 			p := &Preparer{cfg: Config{Cluster: client.ResourceV1(), Driver: "gpu.nvidia.com", Pool: "node-a"}}
-			got, err := p.look(t.Context(), old)
+			got, err := p.readStanding(t.Context(), old)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -64,7 +64,7 @@ func TestClusterLook(t *testing.T) {
 		away := errors.New("connection refused")
 		client.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, away })
 		p := &Preparer{cfg: Config{Cluster: client.ResourceV1()}}
-		if _, err := p.look(t.Context(), old); !errors.Is(err, away) {
+		if _, err := p.readStanding(t.Context(), old); !errors.Is(err, away) {
 			t.Errorf("got %v, want %v", err, away)
 		}
 	})

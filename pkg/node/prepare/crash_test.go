@@ -95,7 +95,7 @@ func operationsWith(name string, a, b, old *resourceapi.ResourceClaim) map[strin
 			},
 			settled: [][]string{{"b"}, {"a", "b"}},
 		},
-		"handover after a reboot": {
+		"the next claim after a reboot": {
 			before: []*resourceapi.ResourceClaim{old, b},
 			do: func(t *testing.T, f *fixture) {
 				f.journal.Close()

@@ -38,7 +38,7 @@ func (p *Preparer) reportDoubleAllocation(ctx context.Context, want, holder hold
 		return
 	}
 	for _, r := range []holding.Record{holder, want} {
-		s, err := p.look(ctx, r)
+		s, err := p.readStanding(ctx, r)
 		if err != nil || s.awaitsUnprepare {
 			return // the next refusal reports it, if it is one
 		}
@@ -137,7 +137,7 @@ func findDoubleAllocation(want, holder holding.Record) (_ doubleAllocation, ok b
 			if g.Admin || h.Admin {
 				continue
 			}
-			if d, e := g.DeviceHeld(), h.DeviceHeld(); d != e && gpu.Conflict(d, e) {
+			if d, e := g.Of(), h.Of(); d != e && gpu.Conflict(d, e) {
 				return doubleAllocation{
 					refused: allocatedDevice{claim: want, device: g.Device}, holder: allocatedDevice{claim: holder, device: h.Device},
 				}, true

@@ -25,7 +25,7 @@ func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (map[gpu.
 		return nil, failedAt(stepHardware, err)
 	}
 	p.cfg.Steps.Reached("prepare.ready")
-	dirs, err := p.join(ctx, r, made)
+	dirs, err := p.setUpSharing(ctx, r, made)
 	if err != nil {
 		return nil, failedAt(stepSharing, err)
 	}
@@ -39,8 +39,8 @@ func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (map[gpu.
 		if d.MPS, err = clientOf(r, g, dirs[g.Device]); err != nil {
 			return nil, fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
 		}
-		if _, exists := prepared[g.Name()]; !exists || !g.Admin {
-			prepared[g.Name()] = d
+		if _, exists := prepared[g.CDIName()]; !exists || !g.Admin {
+			prepared[g.CDIName()] = d
 		}
 	}
 	return prepared, nil
@@ -97,7 +97,7 @@ func (p *Preparer) readyGPU(ctx context.Context, holdings []holding.Holding) (ma
 			instances[g.Base()] = instance
 			p.cfg.Steps.Reached("prepare.made")
 		}
-		made[g.Device] = gpu.Prepared{Device: g.DeviceHeld(), Instance: instance}
+		made[g.Device] = gpu.Prepared{Device: g.Of(), Instance: instance}
 	}
 	return made, nil
 }
@@ -123,8 +123,8 @@ func (p *Preparer) readyDevice(ctx context.Context, g holding.Holding) (gpu.Inst
 	}
 }
 
-// join sets up what the claim shares, if it shares anything.
-func (p *Preparer) join(ctx context.Context, r holding.Record, made map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
+// setUpSharing sets up what the claim shares, if it shares anything.
+func (p *Preparer) setUpSharing(ctx context.Context, r holding.Record, made map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
 	if !r.Shares() {
 		return nil, nil //nolint:nilnil // no daemons
 	}
@@ -145,7 +145,7 @@ func (p *Preparer) ensureUnshared(ctx context.Context, r holding.Record) error {
 	}
 	var alone []gpu.UUID
 	for _, g := range r.Holdings {
-		if !g.Admin && g.DeviceHeld() == gpu.Device(gpu.Whole{GPU: g.GPU}) {
+		if !g.Admin && g.Of() == gpu.Device(gpu.Whole{GPU: g.GPU}) {
 			alone = append(alone, g.GPU)
 		}
 	}

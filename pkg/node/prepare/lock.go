@@ -62,7 +62,7 @@ func held(r holding.Record) []gpu.Device {
 	var devices []gpu.Device
 	for _, g := range r.Holdings {
 		if !g.Admin {
-			devices = append(devices, g.DeviceHeld())
+			devices = append(devices, g.Of())
 		}
 	}
 	return devices

@@ -270,7 +270,7 @@ func (p *Preparer) results(r holding.Record, ids map[gpu.DeviceName][]string) []
 			Requests:     []string{g.Request},
 			PoolName:     p.cfg.Pool,
 			DeviceName:   string(g.Device),
-			CDIDeviceIDs: ids[g.Name()],
+			CDIDeviceIDs: ids[g.CDIName()],
 		}
 		if g.ShareID != "" {
 			d.ShareID = new(types.UID(g.ShareID))

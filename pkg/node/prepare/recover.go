@@ -169,5 +169,5 @@ func (p *Preparer) removeOrphan(ctx context.Context, claimUID string) error {
 	if err := p.removeSpec(claimUID); err != nil {
 		return err
 	}
-	return p.cfg.Containers.Forget(claimUID)
+	return p.cfg.Containers.Unmark(claimUID)
 }

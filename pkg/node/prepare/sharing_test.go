@@ -396,7 +396,7 @@ func TestAShareOfAllIsTheWhole(t *testing.T) {
 				t.Errorf("the kubelet is told of %+v", devices)
 			}
 			grant := f.journal.Claims()[0].Holdings[0]
-			if _, whole := grant.DeviceHeld().(gpu.Whole); whole != tc.whole || (grant.MPS == nil) != tc.whole {
+			if _, whole := grant.Of().(gpu.Whole); whole != tc.whole || (grant.MPS == nil) != tc.whole {
 				t.Errorf("got %+v", grant)
 			}
 			mustPrepare(t, f, c) // the kubelet's next try

@@ -62,7 +62,7 @@ func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(hol
 		return err
 	}
 	p.cfg.Journal.AdvancePhase(claimUID, holding.Leaving) // not before: its containers need what they share
-	if err := p.cfg.Containers.Forget(claimUID); err != nil {
+	if err := p.cfg.Containers.Unmark(claimUID); err != nil {
 		return err
 	}
 	p.cfg.Steps.Reached("unprepare.unmarked")

@@ -72,7 +72,7 @@ func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holdin
 				ErrHeld, describeHolder(h), is.reason, explainDoubleAllocation(w.want, h))
 		}
 		if h.BootID != p.cfg.BootID {
-			return p.forget(ctx, h)
+			return p.dropStale(ctx, h)
 		}
 	}
 	return w.sleep(holders[0], unknown, released)
@@ -91,7 +91,7 @@ func (p *Preparer) ask(w *wait, h holding.Record) (standing, error) {
 	if h.Name == "" {
 		return standing{}, errors.New("its journal record can't be read")
 	}
-	s, err := p.look(w.ctx, h)
+	s, err := p.readStanding(w.ctx, h)
 	if err == nil {
 		w.standings[h.ClaimUID] = s
 	}
@@ -134,10 +134,10 @@ func (w *wait) timeout(h holding.Record, unknown error) error {
 		ErrHeld, describeHolder(h), why, time.Since(w.start).Round(time.Second))
 }
 
-// forget takes back what is left of a claim that nothing in the cluster wants
+// dropStale takes back what is left of a claim that nothing in the cluster wants
 // prepared, and that the kubelet had prepared in an earlier boot only: none of
 // its containers can be running.
-func (p *Preparer) forget(ctx context.Context, holder holding.Record) error {
+func (p *Preparer) dropStale(ctx context.Context, holder holding.Record) error {
 	unlock, err := p.claimLocks.Lock(ctx, holder.ClaimUID)
 	if err != nil {
 		return fmt.Errorf("wait for another operation on the holder: %w", err)
@@ -188,7 +188,7 @@ func (p *Preparer) waitForMemory(ctx context.Context, w *wait, s *shortage, rele
 		case h.GivenUp != nil:
 			return nil
 		case is.awaitsUnprepare && h.BootID != p.cfg.BootID:
-			return p.forget(ctx, h)
+			return p.dropStale(ctx, h)
 		case is.awaitsUnprepare:
 			leaving = append(leaving, h)
 		}

@@ -65,7 +65,7 @@ func TestHeldDevice(t *testing.T) {
 	}
 }
 
-func TestHandover(t *testing.T) {
+func TestNextClaimOfADevice(t *testing.T) {
 	for name, is := range map[string]state{"from a leaving claim": deleted, "while the API server is away": unknown} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, 1)

@@ -178,8 +178,8 @@ func (m *Manager) know(ctx context.Context, uuid gpu.UUID) error {
 		return nil
 	}
 	left, err := m.cfg.Daemons.Left()
-	p := m.planNow()
-	unwanted := func(name string) bool { return !p.wants(name) && m.mayBeOn(name, uuid) }
+	n := m.readNeeds()
+	unwanted := func(name string) bool { return !n.wants(name) && m.mayBeOn(name, uuid) }
 	if err == nil && !slices.ContainsFunc(left, unwanted) {
 		return nil
 	}
@@ -234,7 +234,7 @@ func (m *Manager) stop(ctx context.Context, name string, wait bool) (ended bool,
 		return false, fmt.Errorf("wait for another operation on MPS daemon %s: %w", name, err)
 	}
 	defer unlock()
-	if p := m.planNow(); p.wants(name) {
+	if n := m.readNeeds(); n.wants(name) {
 		return true, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callWithin)
@@ -295,8 +295,8 @@ func (m *Manager) isGone(err error, name string) bool {
 
 // daemon returns the daemon as claims need it now.
 func (m *Manager) daemon(name string) (mps.Daemon, error) {
-	p := m.planNow()
-	w := p.daemons[name]
+	n := m.readNeeds()
+	w := n.daemons[name]
 	if w == nil {
 		return mps.Daemon{}, fmt.Errorf("no claim needs MPS daemon %s any more", name)
 	}

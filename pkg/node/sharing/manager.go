@@ -153,8 +153,8 @@ func (m *Manager) SetTimeSlices(intervals map[gpu.UUID]string) {
 	if ended {
 		m.cfg.ConditionsChanged()
 	}
-	p := m.planNow()
-	for uuid := range p.replicas {
+	n := m.readNeeds()
+	for uuid := range n.replicas {
 		m.worker.At(uuid, time.Now())
 	}
 }
@@ -271,11 +271,11 @@ func (m *Manager) AwaitDaemonEnds(ctx context.Context, uuid gpu.UUID) error {
 	if err := m.know(ctx, uuid); err != nil {
 		return err
 	}
-	p := m.planNow()
+	n := m.readNeeds()
 	m.mu.Lock()
 	var ending bool
 	for name, s := range m.watch.found {
-		ending = ending || !p.wants(name) && slices.Contains(s.Devices, uuid)
+		ending = ending || !n.wants(name) && slices.Contains(s.Devices, uuid)
 	}
 	m.mu.Unlock()
 	if !ending {
@@ -292,13 +292,13 @@ func (m *Manager) AwaitDaemonEnds(ctx context.Context, uuid gpu.UUID) error {
 // groups returns the GPUs of a record, those of one daemon in one group; each group
 // is in ascending order. GPUs on which there is nothing to do are left out.
 func (m *Manager) groups(r holding.Record) [][]gpu.UUID {
-	own := plan{daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
+	own := needs{daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
 	own.add(r)
-	needs, touched := own.gpus(), m.unsettledGPUs()
+	needed, touched := own.gpus(), m.unsettledGPUs()
 	var groups [][]gpu.UUID
 	done := map[gpu.UUID]bool{}
 	for _, uuid := range r.GPUs() {
-		if done[uuid] || !needs[uuid] && !touched[uuid] {
+		if done[uuid] || !needed[uuid] && !touched[uuid] {
 			continue
 		}
 		group := own.together(uuid)
@@ -332,8 +332,8 @@ func (m *Manager) orphans() []string {
 	if len(names) == 0 {
 		return nil
 	}
-	p := m.planNow()
-	return slices.DeleteFunc(names, p.wants)
+	n := m.readNeeds()
+	return slices.DeleteFunc(names, n.wants)
 }
 
 // changedGPUs returns the GPUs with settings that were changed, or may have been.

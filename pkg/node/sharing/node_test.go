@@ -136,7 +136,7 @@ func given(r holding.Record) map[gpu.DeviceName]gpu.Prepared {
 	for _, g := range r.Holdings {
 		if p, ok := g.Base().(gpu.Partition); ok {
 			uuid := gpu.UUID(fmt.Sprintf("MIG-%s-%d", p.GPU[4:12], p.Placement.Start))
-			all[g.Device] = gpu.Prepared{Device: g.DeviceHeld(), Instance: gpu.Instance{UUID: uuid}}
+			all[g.Device] = gpu.Prepared{Device: g.Of(), Instance: gpu.Instance{UUID: uuid}}
 		}
 	}
 	return all

@@ -38,7 +38,7 @@ type outage struct {
 
 // saw stores a report of all daemons.
 func (m *Manager) saw(report mps.Report) {
-	p := m.planNow()
+	n := m.readNeeds()
 	is := make(map[string]mps.State, len(report.Daemons))
 	for _, s := range report.Daemons {
 		is[s.Name] = s
@@ -46,10 +46,10 @@ func (m *Manager) saw(report mps.Report) {
 	m.mu.Lock()
 	was, before := m.watch.found, m.faulty()
 	m.watch.found, m.watch.revision, m.watch.answered, m.watch.current = is, report.Revision, m.watch.calls, true
-	maps.DeleteFunc(m.outages, func(name string, _ *outage) bool { return p.daemons[name] == nil })
-	m.trackClosures(&p, was)
-	closed := m.closedGPUs(&p)
-	warnings := m.trackFaults(&p, was)
+	maps.DeleteFunc(m.outages, func(name string, _ *outage) bool { return n.daemons[name] == nil })
+	m.trackClosures(&n, was)
+	closed := m.closedGPUs(&n)
+	warnings := m.trackFaults(&n, was)
 	changed := !slices.Equal(before, m.faulty())
 	m.mu.Wake()
 	m.mu.Unlock()
@@ -77,15 +77,15 @@ func (m *Manager) outageOf(daemon string) *outage {
 
 // trackClosures updates the closures of all daemons of whole GPUs that claims need, after
 // the report before was. Needs the lock.
-func (m *Manager) trackClosures(p *plan, was map[string]mps.State) {
+func (m *Manager) trackClosures(n *needs, was map[string]mps.State) {
 	if !m.cfg.ExclusiveProcess {
 		return
 	}
 	first := was == nil // then claims' daemons should be there, though none was before
-	for name, w := range p.daemons {
+	for name, w := range n.daemons {
 		is, there := m.watch.found[name]
 		before, known := was[name]
-		if !p.hasWholeOf(name) || !there && !known && !first {
+		if !n.hasWholeOf(name) || !there && !known && !first {
 			continue
 		}
 		m.trackClosure(name, before, is)
@@ -135,10 +135,10 @@ func (m *Manager) leftClosed(uuid gpu.UUID) bool {
 }
 
 // closedGPUs returns the GPUs of daemons that clients can't find. Needs the lock.
-func (m *Manager) closedGPUs(p *plan) []gpu.UUID {
+func (m *Manager) closedGPUs(n *needs) []gpu.UUID {
 	var uuids []gpu.UUID
 	for name, o := range m.outages {
-		if w := p.daemons[name]; o.closed && w != nil {
+		if w := n.daemons[name]; o.closed && w != nil {
 			uuids = append(uuids, w.gpus()...)
 		}
 	}
@@ -148,11 +148,11 @@ func (m *Manager) closedGPUs(p *plan) []gpu.UUID {
 // isClosed reports whether no process may use the GPU now, because a daemon on it
 // that claims need is away, or was until just now. Run checks again when the
 // closure may end.
-func (m *Manager) isClosed(p *plan, uuid gpu.UUID) bool {
+func (m *Manager) isClosed(n *needs, uuid gpu.UUID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, o := range m.outages {
-		w := p.daemons[name]
+		w := n.daemons[name]
 		if !o.closed || w == nil || !slices.Contains(w.gpus(), uuid) {
 			continue
 		}
@@ -224,7 +224,7 @@ func serves(s mps.State) bool { return s.Phase == mps.Running && s.Trouble == ""
 // DaemonFaults returns the faults of the GPU's daemons, and whether the supervisor
 // reports them.
 func (m *Manager) DaemonFaults(uuid gpu.UUID) ([]health.DaemonFault, bool) {
-	p := m.planNow()
+	n := m.readNeeds()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.watch.current {
@@ -232,7 +232,7 @@ func (m *Manager) DaemonFaults(uuid gpu.UUID) ([]health.DaemonFault, bool) {
 	}
 	var faults []health.DaemonFault
 	for _, name := range m.faulty() {
-		if o, w := m.outages[name], p.daemons[name]; w != nil && slices.Contains(w.gpus(), uuid) && !serves(m.watch.found[name]) {
+		if o, w := m.outages[name], n.daemons[name]; w != nil && slices.Contains(w.gpus(), uuid) && !serves(m.watch.found[name]) {
 			faults = append(faults, health.DaemonFault{Since: o.since, Message: o.message})
 		}
 	}
@@ -263,14 +263,14 @@ type warning struct {
 
 // trackFaults updates the faults after the report before was, and returns a warning for
 // each claim that has not been warned of its daemon's. Needs the lock.
-func (m *Manager) trackFaults(p *plan, was map[string]mps.State) []warning {
+func (m *Manager) trackFaults(n *needs, was map[string]mps.State) []warning {
 	var warnings []warning
-	for _, name := range slices.Sorted(maps.Keys(p.daemons)) {
+	for _, name := range slices.Sorted(maps.Keys(n.daemons)) {
 		if o := m.outages[name]; o != nil && serves(m.watch.found[name]) {
 			o.message = ""
 			clear(o.warned)
 		}
-		w, message := p.daemons[name], cmp.Or(faultOf(m.watch.found[name]), missedFault(was[name], m.watch.found[name]))
+		w, message := n.daemons[name], cmp.Or(faultOf(m.watch.found[name]), missedFault(was[name], m.watch.found[name]))
 		if message == "" {
 			continue
 		}

@@ -55,8 +55,8 @@ func (m *Manager) verify(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		p := m.planNow()
-		for uuid := range p.gpus() {
+		n := m.readNeeds()
+		for uuid := range n.gpus() {
 			m.mu.Lock()
 			m.seen(uuid).recheck = true
 			m.mu.Unlock()
@@ -69,9 +69,9 @@ func (m *Manager) verify(ctx context.Context) {
 // claim needs, and the GPUs whose compute mode has to be verified. It doesn't block: the
 // next report of the supervisor waits for it.
 func (m *Manager) converge() {
-	p := m.planNow()
+	n := m.readNeeds()
 	m.mu.Lock()
-	daemons, gpus := m.differing(&p), m.unverified(&p)
+	daemons, gpus := m.differing(&n), m.unverified(&n)
 	m.mu.Unlock()
 	m.schedule(daemons...)
 	for _, uuid := range gpus {
@@ -90,15 +90,15 @@ func (m *Manager) schedule(daemons ...string) {
 
 // differing returns the daemons that claims need and that are missing, and those that no
 // claim needs and that aren't being stopped. Needs the lock.
-func (m *Manager) differing(p *plan) []string {
+func (m *Manager) differing(n *needs) []string {
 	var names []string
-	for name := range p.daemons {
+	for name := range n.daemons {
 		if _, ok := m.watch.found[name]; !ok {
 			names = append(names, name)
 		}
 	}
 	for name, s := range m.watch.found {
-		if !p.wants(name) && s.Phase != mps.Ending {
+		if !n.wants(name) && s.Phase != mps.Ending {
 			names = append(names, name)
 		}
 	}
@@ -107,15 +107,15 @@ func (m *Manager) differing(p *plan) []string {
 
 // unverified returns the GPUs whose MPS server has been replaced since the compute mode
 // was last verified. Needs the lock.
-func (m *Manager) unverified(p *plan) []gpu.UUID {
+func (m *Manager) unverified(n *needs) []gpu.UUID {
 	if !m.cfg.ExclusiveProcess {
 		return nil
 	}
 	var uuids []gpu.UUID
-	for name, w := range p.daemons {
+	for name, w := range n.daemons {
 		s := m.watch.found[name]
 		for _, uuid := range w.gpus() {
-			if s.ServerPID != 0 && m.seen(uuid).server != s.ServerPID && p.hasWhole(uuid) {
+			if s.ServerPID != 0 && m.seen(uuid).server != s.ServerPID && n.hasWhole(uuid) {
 				uuids = append(uuids, uuid)
 			}
 		}
@@ -130,16 +130,16 @@ func (m *Manager) settle(ctx context.Context, name string) error {
 }
 
 func (m *Manager) settleNow(ctx context.Context, name string) error {
-	p := m.planNow()
-	if w := p.daemons[name]; w != nil {
-		v, err := m.visit(ctx, p.together(w.gpus()[0]))
+	n := m.readNeeds()
+	if w := n.daemons[name]; w != nil {
+		v, err := m.visit(ctx, n.together(w.gpus()[0]))
 		if err != nil {
 			return err
 		}
 		defer v.end()
 		return v.explain(v.start(ctx, name))
 	}
-	if p.wants(name) {
+	if n.wants(name) {
 		return nil // it is kept
 	}
 	if _, err := m.stop(ctx, name, true); err != nil {
@@ -203,8 +203,8 @@ func (m *Manager) dropOld() error {
 // needsSupervisor reports whether claims need daemons, or a GPU's compute mode shows
 // that there may be one.
 func (m *Manager) needsSupervisor() bool {
-	p := m.planNow()
-	return len(p.daemons) > 0 || slices.ContainsFunc(m.cfg.Journal.AllSettings(), func(s holding.Settings) bool { return s.ComputeModeBefore != "" })
+	n := m.readNeeds()
+	return len(n.daemons) > 0 || slices.ContainsFunc(m.cfg.Journal.AllSettings(), func(s holding.Settings) bool { return s.ComputeModeBefore != "" })
 }
 
 // tidyAll calls tidy for all touched GPUs, concurrently.
@@ -219,8 +219,8 @@ func (m *Manager) tidy(ctx context.Context, uuid gpu.UUID) error {
 }
 
 func (m *Manager) tidyNow(ctx context.Context, uuid gpu.UUID) error {
-	p := m.planNow()
-	v, err := m.visit(ctx, p.together(uuid))
+	n := m.readNeeds()
+	v, err := m.visit(ctx, n.together(uuid))
 	if err != nil {
 		return err
 	}

@@ -62,12 +62,12 @@ func (v *visit) save(s holding.Settings) error {
 // applyMode applies the compute mode that claims need.
 func (v *visit) applyMode(ctx context.Context, uuid gpu.UUID) error {
 	switch {
-	case v.m.cfg.ExclusiveProcess && v.plan.hasWhole(uuid):
+	case v.m.cfg.ExclusiveProcess && v.needs.hasWhole(uuid):
 		return v.setMode(ctx, uuid)
 	case v.settings(uuid).ComputeModeBefore == "":
 		v.m.setOthersMode(uuid, "")
 		return nil
-	case v.plan.keepsSettings(uuid):
+	case v.needs.keepsSettings(uuid):
 		return nil
 	default:
 		return v.restoreMode(ctx, uuid)
@@ -95,7 +95,7 @@ func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 		return err
 	}
 	s, want := v.settings(uuid), nvml.ComputeExclusiveProcess
-	if v.m.isClosed(&v.plan, uuid) {
+	if v.m.isClosed(&v.needs, uuid) {
 		want = nvml.ComputeProhibited
 	}
 	if left, err := v.leaveMode(ctx, s, mode, want); left || err != nil {
@@ -289,7 +289,7 @@ func (v *visit) applyTimeSlice(ctx context.Context, uuid gpu.UUID) error {
 	switch {
 	case !known || want == "" && s.TimeSliceBefore == "":
 		return nil
-	case want == "" && v.plan.keepsSettings(uuid):
+	case want == "" && v.needs.keepsSettings(uuid):
 		return nil
 	case want == "":
 		return v.restoreTimeSlice(ctx, uuid)
@@ -303,8 +303,8 @@ func (v *visit) applyTimeSlice(ctx context.Context, uuid gpu.UUID) error {
 // interval returns the interval that claims need of the GPU, "" for the default;
 // known is false before policies have been read.
 func (v *visit) interval(uuid gpu.UUID) (want string, known bool) {
-	want = v.plan.timeSlices[uuid]
-	if want == "" && v.plan.replicas[uuid] {
+	want = v.needs.timeSlices[uuid]
+	if want == "" && v.needs.replicas[uuid] {
 		v.m.mu.Lock()
 		defer v.m.mu.Unlock()
 		if v.m.intervals == nil {

@@ -20,7 +20,7 @@ import (
 type visit struct {
 	m     *Manager
 	uuids []gpu.UUID
-	plan  plan
+	needs needs
 	end   func()
 }
 
@@ -30,7 +30,7 @@ func (m *Manager) visit(ctx context.Context, uuids []gpu.UUID) (*visit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &visit{m: m, uuids: uuids, plan: m.planNow(), end: end}, nil
+	return &visit{m: m, uuids: uuids, needs: m.readNeeds(), end: end}, nil
 }
 
 // explain adds the GPU to an error.
@@ -113,7 +113,7 @@ func (v *visit) leave(ctx context.Context, r holding.Record) error {
 		}
 	}
 	for _, name := range names {
-		if v.plan.daemons[name] == nil {
+		if v.needs.daemons[name] == nil {
 			continue
 		}
 		if err := v.adjust(ctx, name); err != nil {
@@ -148,7 +148,7 @@ func (v *visit) beginStopUnwanted(ctx context.Context, names []string) (ending b
 		ending = ending || !ended
 		errs = append(errs, err)
 	}
-	v.replan(names)
+	v.rereadNeeds(names)
 	return ending, errors.Join(errs...)
 }
 
@@ -168,7 +168,7 @@ func (v *visit) tidy(ctx context.Context) error {
 		v.m.schedule(names...)
 		return nil
 	}
-	for name, w := range v.plan.daemons {
+	for name, w := range v.needs.daemons {
 		if slices.ContainsFunc(w.gpus(), func(uuid gpu.UUID) bool { return slices.Contains(v.uuids, uuid) }) && v.differs(name) {
 			v.m.schedule(name)
 		}
@@ -200,14 +200,14 @@ func (v *visit) unwanted(names []string) []string {
 			names = append(names, name)
 		}
 	}
-	return slices.DeleteFunc(names, v.plan.wants)
+	return slices.DeleteFunc(names, v.needs.wants)
 }
 
 // stopUnwanted stops the unwanted daemons on the GPUs.
 func (v *visit) stopUnwanted(ctx context.Context) error {
 	names := v.unwanted(nil)
 	err := v.m.stopAll(ctx, names)
-	v.replan(names)
+	v.rereadNeeds(names)
 	return err
 }
 
@@ -219,11 +219,11 @@ func (m *Manager) stopAll(ctx context.Context, names []string) error {
 	})
 }
 
-// replan plans again after daemons were to be stopped: a claim may have come since the
+// rereadNeeds reads them again after daemons were to be stopped: a claim may have come since the
 // visit began, and kept one of them.
-func (v *visit) replan(daemons []string) {
+func (v *visit) rereadNeeds(daemons []string) {
 	if len(daemons) > 0 {
-		v.plan = v.m.planNow()
+		v.needs = v.m.readNeeds()
 	}
 }
 

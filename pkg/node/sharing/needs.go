@@ -7,10 +7,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// plan has the daemons and settings that claims need, by the journal. A claim whose Join
+// needs has the daemons and settings that claims need, by the journal. A claim whose Join
 // hasn't begun needs none: its devices may not be ready, and its partition may still be
 // being destroyed after an earlier claim.
-type plan struct {
+type needs struct {
 	daemons map[string]*wanted
 	// timeSlices are the intervals that claims' configurations ask for, by GPU.
 	timeSlices map[gpu.UUID]string
@@ -32,20 +32,20 @@ type wanted struct {
 	claims []holding.Record
 }
 
-// planNow reads the journal. Whoever holds the lock of a daemon plans again: a claim may
+// readNeeds reads the journal. Whoever holds the lock of a daemon reads it again: a claim may
 // have come or gone while it waited.
-func (m *Manager) planNow() plan {
-	p := plan{daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
+func (m *Manager) readNeeds() needs {
+	n := needs{daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
 	for _, c := range m.cfg.Journal.Claims() {
 		switch {
 		case c.Phase >= holding.Leaving || !c.MayBeOf(m.cfg.BootID):
 		case c.IsUnreadable() || !m.hasJoined(c.ClaimUID):
-			p.kept = append(p.kept, c)
+			n.kept = append(n.kept, c)
 		default:
-			p.add(c.Record)
+			n.add(c.Record)
 		}
 	}
-	return p
+	return n
 }
 
 func (m *Manager) hasJoined(claimUID string) bool {
@@ -54,31 +54,31 @@ func (m *Manager) hasJoined(claimUID string) bool {
 	return m.joined[claimUID]
 }
 
-func (p *plan) add(r holding.Record) {
+func (n *needs) add(r holding.Record) {
 	for _, g := range r.Holdings {
 		if g.Admin {
 			continue
 		}
 		if name := r.Daemon(g); name != "" {
-			p.addDaemon(name, g)
-			p.daemons[name].addClaim(r)
+			n.addDaemon(name, g)
+			n.daemons[name].addClaim(r)
 		}
 		if g.TimeSlice != "" {
-			p.timeSlices[g.GPU] = g.TimeSlice
+			n.timeSlices[g.GPU] = g.TimeSlice
 		}
 		if g.Replica != nil {
-			p.replicas[g.GPU] = true
+			n.replicas[g.GPU] = true
 		}
 	}
 }
 
-// addDaemon adds a holding to the plan of its daemon. Each bound is the loosest
+// addDaemon adds a holding to what its daemon needs. Each bound is the loosest
 // of the limits that claims have there.
-func (p *plan) addDaemon(name string, g holding.Holding) {
-	w, base := p.daemons[name], g.Base()
+func (n *needs) addDaemon(name string, g holding.Holding) {
+	w, base := n.daemons[name], g.Base()
 	if w == nil {
 		w = &wanted{threads: g.MPS.ThreadPercentage}
-		p.daemons[name] = w
+		n.daemons[name] = w
 	}
 	w.threads = loosest(w.threads, g.MPS.ThreadPercentage)
 	if i := slices.Index(w.devices, base); i >= 0 {
@@ -103,18 +103,18 @@ func loosest[N int | int64](a, b N) N {
 }
 
 // wants reports whether the daemon is needed, or kept.
-func (p *plan) wants(daemon string) bool {
-	return p.daemons[daemon] != nil || slices.ContainsFunc(p.kept, func(c holding.Claim) bool { return c.MayNeed(daemon) })
+func (n *needs) wants(daemon string) bool {
+	return n.daemons[daemon] != nil || slices.ContainsFunc(n.kept, func(c holding.Claim) bool { return c.MayNeed(daemon) })
 }
 
 // keepsSettings reports whether the GPU's settings must not be restored.
-func (p *plan) keepsSettings(uuid gpu.UUID) bool {
-	return slices.ContainsFunc(p.kept, func(c holding.Claim) bool { return c.MayNeedSettings(uuid) })
+func (n *needs) keepsSettings(uuid gpu.UUID) bool {
+	return slices.ContainsFunc(n.kept, func(c holding.Claim) bool { return c.MayNeedSettings(uuid) })
 }
 
 // hasWhole reports whether claims need a daemon for the whole GPU.
-func (p *plan) hasWhole(uuid gpu.UUID) bool {
-	for _, w := range p.daemons {
+func (n *needs) hasWhole(uuid gpu.UUID) bool {
+	for _, w := range n.daemons {
 		if slices.Contains(w.devices, gpu.Device(gpu.Whole{GPU: uuid})) {
 			return true
 		}
@@ -123,8 +123,8 @@ func (p *plan) hasWhole(uuid gpu.UUID) bool {
 }
 
 // hasWholeOf reports whether claims need the daemon, and it is one of whole GPUs.
-func (p *plan) hasWholeOf(daemon string) bool {
-	w := p.daemons[daemon]
+func (n *needs) hasWholeOf(daemon string) bool {
+	w := n.daemons[daemon]
 	return w != nil && slices.ContainsFunc(w.devices, func(d gpu.Device) bool { _, whole := d.(gpu.Whole); return whole })
 }
 
@@ -140,9 +140,9 @@ func (w *wanted) gpus() []gpu.UUID {
 
 // together returns the GPU and the GPUs that share a daemon with it, in ascending
 // order. One operation handles them all.
-func (p *plan) together(uuid gpu.UUID) []gpu.UUID {
+func (n *needs) together(uuid gpu.UUID) []gpu.UUID {
 	group := []gpu.UUID{uuid}
-	for _, w := range p.daemons {
+	for _, w := range n.daemons {
 		if on := w.gpus(); slices.Contains(on, uuid) {
 			group = append(group, on...)
 		}
@@ -152,17 +152,17 @@ func (p *plan) together(uuid gpu.UUID) []gpu.UUID {
 }
 
 // gpus returns all GPUs on which claims need a daemon or a setting.
-func (p *plan) gpus() map[gpu.UUID]bool {
+func (n *needs) gpus() map[gpu.UUID]bool {
 	uuids := map[gpu.UUID]bool{}
-	for _, w := range p.daemons {
+	for _, w := range n.daemons {
 		for _, uuid := range w.gpus() {
 			uuids[uuid] = true
 		}
 	}
-	for uuid := range p.timeSlices {
+	for uuid := range n.timeSlices {
 		uuids[uuid] = true
 	}
-	for uuid := range p.replicas {
+	for uuid := range n.replicas {
 		uuids[uuid] = true
 	}
 	return uuids
