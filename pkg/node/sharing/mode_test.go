@@ -65,6 +65,26 @@ func TestProhibited(t *testing.T) {
 	n.check(t, is{Modes: map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeProhibited}})
 }
 
+// TestProhibitedWhileAway: also while the daemon is away, which would have the plugin set that
+// mode itself: when it opened the GPU again, the other's mode would stay.
+func TestProhibitedWhileAway(t *testing.T) {
+	m := newMachine()
+	n := newNode(t, m)
+	n.prepare(t, claim("a", share(gpu0, 0)))
+	n.end()
+	m.do(func() {
+		clear(m.daemons)
+		m.modes[gpu0] = nvml.ComputeProhibited
+	})
+	n = start(t, m, n.dir, "boot-1", nil)
+	wantError(t, n.Recover(t.Context()), "prohibited")
+	_, err := n.Join(t.Context(), n.hold(t, claim("b", share(gpu0, 1))), nil)
+	wantError(t, err, "prohibited", "nvidia-smi -i "+string(gpu0), string(gpu0))
+	n.unprepare(t, "b")
+	n.unprepare(t, "a")
+	n.check(t, is{Modes: map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeProhibited}})
+}
+
 // TestChangedMeanwhile: a mode that another program sets while a daemon runs
 // stays.
 func TestChangedMeanwhile(t *testing.T) {

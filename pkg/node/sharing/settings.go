@@ -98,7 +98,7 @@ func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 	if v.m.isClosed(&v.needs, uuid) {
 		want = nvml.ComputeProhibited
 	}
-	if left, err := v.leaveMode(ctx, s, mode, want); left || err != nil {
+	if left, err := v.leaveMode(ctx, s, mode); left || err != nil {
 		return err
 	}
 	if err := v.changeMode(ctx, s, mode, want); err != nil {
@@ -110,10 +110,8 @@ func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 
 // leaveMode reports whether somebody else has set the mode, so that it stays. The
 // error says that no MPS server can use the GPU in that mode.
-func (v *visit) leaveMode(ctx context.Context, s holding.Settings, mode, want nvml.ComputeMode) (bool, error) {
+func (v *visit) leaveMode(ctx context.Context, s holding.Settings, mode nvml.ComputeMode) (bool, error) {
 	switch {
-	case mode == nvml.ComputeProhibited && !s.Closed && want == mode:
-		return true, nil // it is closed
 	case mode == nvml.ComputeProhibited && !s.Closed:
 		return true, fmt.Errorf("the compute mode of the GPU is %s, which lets no process use it, and Tessera didn't set that: have whoever did set another (nvidia-smi -i %s -c DEFAULT)", mode, s.GPU)
 	case mode == nvml.ComputeExclusiveThread:
