@@ -124,6 +124,7 @@ func reading(t *testing.T, seesProcesses bool, test func(t *testing.T, r *usage.
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { m.Run(ctx) })
+		synctest.Wait() // it knows the GPUs: each new one is read if there are scrapes
 		test(t, m.cfg.Readings, d)
 		cancel()
 		wg.Wait()
