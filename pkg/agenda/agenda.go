@@ -87,8 +87,8 @@ func Each[T any](all []T, f func(T) error) error {
 }
 
 // Agenda has one entry per key. Its methods may be called concurrently.
-type Agenda[K ~string] struct {
-	// delays has the delays after failures, by key.
+type Agenda[K comparable] struct {
+	// delays has the delays after failures, by the text of the key.
 	delays *flowcontrol.Backoff
 	wake   chan struct{}
 
@@ -102,12 +102,15 @@ type Agenda[K ~string] struct {
 }
 
 // New returns an empty agenda. The delay after consecutive failures of a key grows from first to last.
-func New[K ~string](first, last time.Duration) *Agenda[K] {
+func New[K comparable](first, last time.Duration) *Agenda[K] {
 	return &Agenda[K]{
 		delays: flowcontrol.NewBackOff(first, last), wake: make(chan struct{}, 1),
 		due: map[K]time.Time{}, running: map[K]bool{}, failures: map[K]int{},
 	}
 }
+
+// text returns a text for each key that no other key has.
+func text[K comparable](key K) string { return fmt.Sprintf("%#v", key) }
 
 // Sweep calls do for each key that is due, until ctx ends, and log for those of its errors
 // that are news.
@@ -202,7 +205,7 @@ func (a *Agenda[K]) wakeRun() {
 func (a *Agenda[K]) At(key K, at time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if before, ok := a.due[key]; ok && (before.Before(at) || a.delays.IsInBackOffSinceUpdate(string(key), at)) {
+	if before, ok := a.due[key]; ok && (before.Before(at) || a.delays.IsInBackOffSinceUpdate(text(key), at)) {
 		return
 	}
 	a.due[key] = at
@@ -216,8 +219,8 @@ func (a *Agenda[K]) Failed(key K) {
 	defer a.mu.Unlock()
 	now := time.Now()
 	a.failures[key]++
-	a.delays.Next(string(key), now)
-	a.due[key] = now.Add(a.delays.Get(string(key)))
+	a.delays.Next(text(key), now)
+	a.due[key] = now.Add(a.delays.Get(text(key)))
 	a.wakeRun()
 }
 
@@ -226,7 +229,7 @@ func (a *Agenda[K]) Succeeded(key K) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.failures, key)
-	a.delays.Reset(string(key))
+	a.delays.Reset(text(key))
 }
 
 // RetryNow makes Run call do for each key that has failed, without waiting for the end

@@ -44,7 +44,7 @@ func (m *Monitor) enqueue(inv *v1alpha1.GPUInventory) {
 	m.mu.Lock()
 	m.ending = text
 	m.mu.Unlock()
-	m.tasks.At(endByHand, time.Now())
+	m.tasks.At(task{kind: endByHand}, time.Now())
 }
 
 // handleEnding ends the condition that was requested last. While the annotation can't be removed,
@@ -58,9 +58,9 @@ func (m *Monitor) handleEnding(ctx context.Context) {
 	switch {
 	case text == "" || ctx.Err() != nil:
 	case m.handle(ctx, text):
-		m.tasks.Failed(endByHand)
+		m.tasks.Failed(task{kind: endByHand})
 	default:
-		m.tasks.Succeeded(endByHand)
+		m.tasks.Succeeded(task{kind: endByHand})
 	}
 }
 

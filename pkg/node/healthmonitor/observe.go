@@ -3,7 +3,6 @@ package healthmonitor
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -35,34 +34,31 @@ const (
 	gatherFor = 50 * time.Millisecond
 )
 
-// task is something that Run does at its time: its kind, and the GPU where it is about one. No
+// task is something that Run does at its time, about a GPU or, if that is empty, about all. No
 // task waits for another, so a call into the driver that hangs delays no other GPU, and no other
 // kind of reading.
-type task string
+type task struct {
+	kind kind
+	gpu  gpu.UUID
+}
+
+// kind is what a task does.
+type kind int
 
 const (
-	// askGPUs: look for GPUs that don't respond.
-	askGPUs task = "ask GPUs"
-	// readVitals: read a GPU's vitals.
-	readVitals task = "read vitals"
-	// readUsage: read how much of a GPU programs use.
-	readUsage task = "read usage"
-	// endByHand: end a condition by hand.
-	endByHand task = "end by hand"
+	// askGPUs looks for GPUs that don't respond.
+	askGPUs kind = iota
+	// readVitals reads a GPU's vitals.
+	readVitals
+	// readUsage reads how much of a GPU programs use.
+	readUsage
+	// endByHand ends a condition by hand.
+	endByHand
 )
-
-// of returns the task for a GPU.
-func (t task) of(uuid gpu.UUID) task { return t + ": " + task(uuid) }
-
-// split returns the kind of a task, and its GPU.
-func (t task) split() (kind task, uuid gpu.UUID) {
-	before, after, _ := strings.Cut(string(t), ": ")
-	return task(before), gpu.UUID(after)
-}
 
 // doTasks does each task at its time, until ctx ends.
 func (m *Monitor) doTasks(ctx context.Context) {
-	m.tasks.At(askGPUs, time.Now().Add(answersEvery))
+	m.tasks.At(task{kind: askGPUs}, time.Now().Add(answersEvery))
 	m.tasks.Run(ctx, func(ctx context.Context, t task) {
 		if pause := m.do(ctx, t); pause > 0 {
 			m.tasks.At(t, time.Now().Add(pause))
@@ -73,12 +69,12 @@ func (m *Monitor) doTasks(ctx context.Context) {
 // do does a task. It returns the time until it is to be done again, if nothing requests it
 // earlier; 0: not before something does.
 func (m *Monitor) do(ctx context.Context, t task) (pause time.Duration) {
-	switch kind, uuid := t.split(); kind {
+	switch t.kind {
 	case askGPUs:
 		m.probe(ctx)
 		return answersEvery
 	case readVitals:
-		w := m.getOrAdd(uuid)
+		w := m.getOrAdd(t.gpu)
 		m.watch(ctx, w)
 		sleep(ctx, minInterval)
 		if m.isSick(w) {
@@ -86,7 +82,7 @@ func (m *Monitor) do(ctx context.Context, t task) (pause time.Duration) {
 		}
 		return vitalsEvery - minInterval
 	case readUsage:
-		return m.readUsage(uuid)
+		return m.readUsage(t.gpu)
 	case endByHand:
 		m.handleEnding(ctx)
 	}
@@ -95,11 +91,11 @@ func (m *Monitor) do(ctx context.Context, t task) (pause time.Duration) {
 
 // requestVitals requests that a GPU's vitals are read soon.
 func (m *Monitor) requestVitals(uuid gpu.UUID) {
-	m.tasks.At(readVitals.of(uuid), time.Now().Add(gatherFor))
+	m.tasks.At(task{readVitals, uuid}, time.Now().Add(gatherFor))
 }
 
 // requestUsage requests that it is read at once how much of a GPU programs use.
-func (m *Monitor) requestUsage(uuid gpu.UUID) { m.tasks.At(readUsage.of(uuid), time.Now()) }
+func (m *Monitor) requestUsage(uuid gpu.UUID) { m.tasks.At(task{readUsage, uuid}, time.Now()) }
 
 // sleep returns after the time, or at the end of ctx.
 func sleep(ctx context.Context, d time.Duration) {
