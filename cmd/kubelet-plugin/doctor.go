@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -90,14 +90,20 @@ func pluginOf(proc string, pid int) []string {
 	if err != nil {
 		return nil
 	}
-	processes, _ := filepath.Glob(filepath.Join(proc, "[0-9]*")) // the pattern is right
-	for _, process := range processes {
-		data, err := os.ReadFile(filepath.Join(process, "cmdline"))
-		args := strings.Split(string(bytes.TrimRight(data, "\x00")), "\x00")
-		if err != nil || filepath.Base(args[0]) != "kubelet-plugin" || len(args) > 1 && !strings.HasPrefix(args[1], "-") {
+	host, err := procfs.NewFS(proc)
+	if err != nil {
+		return nil
+	}
+	processes, err := host.AllProcs()
+	if err != nil {
+		return nil
+	}
+	for _, p := range processes {
+		args, err := p.CmdLine()
+		if err != nil || len(args) == 0 || filepath.Base(args[0]) != "kubelet-plugin" || len(args) > 1 && !strings.HasPrefix(args[1], "-") {
 			continue // another program, or a doctor
 		}
-		if namespace, err := os.Readlink(filepath.Join(process, "ns/mnt")); err == nil && namespace == own {
+		if namespace, err := os.Readlink(filepath.Join(proc, strconv.Itoa(p.PID), "ns/mnt")); err == nil && namespace == own {
 			return args
 		}
 	}

@@ -14,9 +14,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
+	"github.com/tessera-dra/tessera/pkg/kubepods"
 )
 
 // group is a cgroup that a daemon of a name may have, in one hierarchy.
@@ -55,19 +57,22 @@ func groups() ([]group, error) {
 
 // parseGroups takes the texts of /proc/PID/cgroup of this process and of the
 // host's first, and of /proc/PID/mountinfo.
-func parseGroups(membership, first, mountinfo string) ([]group, error) {
-	mounts := parseMounts(mountinfo)
+func parseGroups(membership, first, mounted string) ([]group, error) {
+	mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(mounted), cgroupMount)
+	if err != nil {
+		return nil, fmt.Errorf("read where cgroups are mounted: %w", err)
+	}
 	var found []group
 	for line := range strings.Lines(membership) {
 		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		if len(parts) != 3 {
 			continue
 		}
-		outside, ok := abovePods(parts[2])
+		outside, ok := kubepods.Above(parts[2])
 		if !ok {
 			continue
 		}
-		dir, ok := mounts.find(parts[1], outside)
+		dir, ok := find(mounts, parts[1], outside)
 		if !ok {
 			return nil, fmt.Errorf("the cgroup %s (%s) is mounted nowhere here: mount the host's /sys/fs/cgroup, or daemons would end with this container",
 				outside, parts[1])
@@ -84,85 +89,40 @@ func parseGroups(membership, first, mountinfo string) ([]group, error) {
 var errNoPod = errors.New("this process is in a container whose cgroup is below none of the kubelet's for pods (named kubepods, or ending in -kubepods), and MPS daemons would end with the container: " +
 	"have the kubelet make cgroups for pods (cgroupsPerQOS: true, its default), or run mps-supervisor as a service of the host")
 
-var (
-	// containerPattern is the id of a container, which every runtime has in the name
-	// of its cgroup.
-	containerPattern = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
-	// podsPattern is the name of the cgroup of all pods: with the systemd driver and a
-	// --cgroup-root it begins with that.
-	podsPattern = regexp.MustCompile(`(^|-)kubepods`)
-)
+// containerPattern is the id of a container, which every runtime has in the name of its cgroup.
+var containerPattern = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 
-// abovePods returns the cgroup that the one of all pods is in.
-func abovePods(path string) (string, bool) {
-	elements := strings.Split(path, "/")
-	i := slices.IndexFunc(elements, podsPattern.MatchString)
-	if i < 0 {
-		return "", false
-	}
-	return filepath.Clean("/" + strings.Join(elements[:i], "/")), true
-}
-
-// mount is a cgroup file system.
-type mount struct {
-	// root is the cgroup that is seen at point.
-	root, point string
-	// controllers of the hierarchy; none: version 2.
-	controllers []string
-}
-
-type mounts []mount
-
-func parseMounts(mountinfo string) mounts {
-	var all mounts
-	for line := range strings.Lines(mountinfo) {
-		left, right, found := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-		own, super := strings.Fields(left), strings.Fields(right)
-		if !found || len(own) < 6 || len(super) < 3 || slices.Contains(strings.Split(own[5], ","), "ro") {
-			continue
-		}
-		m := mount{root: unescape(own[3]), point: unescape(own[4])}
-		switch super[0] {
-		case "cgroup2":
-		case "cgroup":
-			m.controllers = strings.Split(super[2], ",")
-		default:
-			continue
-		}
-		all = append(all, m)
-	}
-	return all
+// cgroupMount skips mounts but those of cgroups that can be written.
+func cgroupMount(m *mountinfo.Info) (skip, stop bool) {
+	return !strings.HasPrefix(m.FSType, "cgroup") || slices.Contains(strings.Split(m.Options, ","), "ro"), false
 }
 
 // find returns the directory of a cgroup of the hierarchy with these
 // controllers, as /proc/PID/cgroup names them.
-func (m mounts) find(controllers, cgroup string) (string, bool) {
-	for _, one := range slices.Backward(m) { // a later one may hide an earlier one
-		if !one.has(controllers) {
+func find(mounts []*mountinfo.Info, controllers, cgroup string) (string, bool) {
+	for _, m := range slices.Backward(mounts) { // a later one may hide an earlier one
+		if !has(m, controllers) {
 			continue
 		}
-		if rel, err := filepath.Rel(one.root, cgroup); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
-			return filepath.Join(one.point, rel), true
+		if rel, err := filepath.Rel(m.Root, cgroup); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+			return filepath.Join(m.Mountpoint, rel), true
 		}
 	}
 	return "", false
 }
 
-func (m mount) has(controllers string) bool {
-	if controllers == "" {
-		return m.controllers == nil
+// has reports whether a mount shows the hierarchy with these controllers; none: version 2.
+func has(m *mountinfo.Info, controllers string) bool {
+	if controllers == "" || m.FSType == "cgroup2" {
+		return controllers == "" && m.FSType == "cgroup2"
 	}
+	theirs := strings.Split(m.VFSOptions, ",")
 	for c := range strings.SplitSeq(controllers, ",") {
-		if !slices.Contains(m.controllers, c) {
+		if !slices.Contains(theirs, c) {
 			return false
 		}
 	}
 	return true
-}
-
-// unescape undoes how mountinfo writes spaces and such.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
 // leaveCgroup creates the cgroups of the daemon, and has the command, which this

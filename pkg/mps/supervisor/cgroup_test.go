@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -106,11 +108,14 @@ func podCgroup(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := parseMounts(string(text))
+	all, err := mountinfo.GetMountsFromReader(bytes.NewReader(text), cgroupMount)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var dirs []string
 	for line := range strings.Lines(string(membership)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		dir, ok := all.find(parts[1], parts[2])
+		dir, ok := find(all, parts[1], parts[2])
 		if !ok {
 			continue
 		}

@@ -1,7 +1,6 @@
 package supervisor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,27 +19,12 @@ import (
 // /proc/PID/stat has; false where there is no such process, or only its exit
 // status is left.
 func startOf(pid int) (uint64, bool) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	p, err := procfs.NewProc(pid)
 	if err != nil {
 		return 0, false
 	}
-	return parseStat(string(data))
-}
-
-// parseStat reads a line of /proc/PID/stat. The command's name in it may hold
-// anything.
-func parseStat(line string) (uint64, bool) {
-	end := strings.LastIndexByte(line, ')')
-	if end < 0 {
-		return 0, false
-	}
-	// After the name come state (field 3) and further fields; the start is field 22.
-	fields := strings.Fields(line[end+1:])
-	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
-		return 0, false
-	}
-	start, err := strconv.ParseUint(fields[19], 10, 64)
-	return start, err == nil
+	stat, err := p.Stat()
+	return stat.Starttime, err == nil && stat.State != "Z" && stat.State != "X"
 }
 
 // alive reports whether the process is there and is the one that was started then.
@@ -125,42 +110,36 @@ func users(pipe string) []process {
 	if err := unix.Stat(pipe, &own); err != nil {
 		return nil
 	}
-	entries, err := os.ReadDir("/proc")
+	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil
 	}
 	var found []process
-	variable := []byte(pipeVariable + "=" + pipe)
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() {
+	for _, p := range all {
+		if p.PID == os.Getpid() || !isOurs(p, pipe) {
 			continue
 		}
-		if !hasVariable(pid, variable) {
-			continue
-		}
-		start, ok := startOf(pid)
-		if !ok || !hasVariable(pid, variable) { // of the same process, or of one that is ours too
-			continue
-		}
-		cmdline, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil || !isOurs(string(cmdline)) {
+		start, ok := startOf(p.PID)
+		if !ok || !isOurs(p, pipe) { // the same process, or one that is ours too
 			continue
 		}
 		// Other nodes may live on this machine, with the same paths.
-		if sees(pid, pipe, own) {
-			found = append(found, process{pid, start})
+		if sees(p.PID, pipe, own) {
+			found = append(found, process{p.PID, start})
 		}
 	}
 	return found
 }
 
-// hasVariable reports whether the process began with "NAME=VALUE" in its
-// environment.
-func hasVariable(pid int, variable []byte) bool {
-	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	return err == nil && bytes.Contains(environ, variable) &&
-		slices.ContainsFunc(bytes.Split(environ, []byte{0}), func(v []byte) bool { return bytes.Equal(v, variable) })
+// isOurs reports whether a process is a program of MPS that began with the pipe directory in
+// its environment.
+func isOurs(p procfs.Proc, pipe string) bool {
+	command, err := p.CmdLine()
+	if err != nil || len(command) == 0 || !strings.HasPrefix(filepath.Base(command[0]), programPrefix) {
+		return false
+	}
+	environment, err := p.Environ()
+	return err == nil && slices.Contains(environment, pipeVariable+"="+pipe)
 }
 
 // sees reports whether a process has the directory at the same path. Links count as
@@ -181,13 +160,6 @@ func sees(pid int, path string, directory unix.Stat_t) bool {
 		err = errors.Join(unix.Fstat(fd, &theirs), unix.Close(fd))
 	}
 	return err == nil && theirs.Dev == directory.Dev && theirs.Ino == directory.Ino
-}
-
-// isOurs reports whether the words of a command, each ended by a zero byte, are
-// those of a program of MPS.
-func isOurs(cmdline string) bool {
-	name, _, _ := strings.Cut(cmdline, "\x00")
-	return strings.HasPrefix(filepath.Base(name), programPrefix)
 }
 
 // killUsers ends the processes that work with a pipe directory, and waits until

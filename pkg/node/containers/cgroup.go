@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -15,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/tessera-dra/tessera/pkg/kubepods"
 )
 
 // emptyEvery is the interval of checks of a pod's cgroup. Version 1 of cgroups
@@ -24,10 +25,6 @@ const emptyEvery = 100 * time.Millisecond
 // kubepodsDepth is the maximum depth of the search for the cgroup of all pods:
 // it is not at the top if the kubelet runs in a container.
 const kubepodsDepth = 6
-
-// kubepodsPattern matches the cgroup that contains all pods, with both cgroup
-// drivers and with a configured cgroup root.
-var kubepodsPattern = regexp.MustCompile(`^(.+-)?kubepods(\.slice)?$`)
 
 // cgroups finds the cgroups of pods.
 type cgroups struct {
@@ -77,7 +74,7 @@ func (g *cgroups) populated(podUID string) (string, bool, error) {
 		return "", false, err
 	}
 	for _, top := range tops {
-		for _, dir := range podDirs(top, podUID) {
+		for _, dir := range kubepods.Dirs(top, podUID) {
 			file, populated, err := readPopulated(dir)
 			if populated || err != nil {
 				return file, populated, err
@@ -85,21 +82,6 @@ func (g *cgroups) populated(podUID string) (string, bool, error) {
 		}
 	}
 	return "", false, nil
-}
-
-// podDirs returns the possible cgroups of a pod, one for each QoS class.
-func podDirs(top, podUID string) []string {
-	base, systemd := strings.CutSuffix(filepath.Base(top), ".slice")
-	if !systemd {
-		pod := "pod" + podUID
-		return []string{filepath.Join(top, pod), filepath.Join(top, "burstable", pod), filepath.Join(top, "besteffort", pod)}
-	}
-	pod := "-pod" + strings.ReplaceAll(podUID, "-", "_") + ".slice"
-	dirs := []string{filepath.Join(top, base+pod)}
-	for _, class := range []string{"-burstable", "-besteffort"} {
-		dirs = append(dirs, filepath.Join(top, base+class+".slice", base+class+pod))
-	}
-	return dirs
 }
 
 // readPopulated reads version 2's cgroup.events, or version 1's pids.current, both
@@ -156,7 +138,7 @@ func findTops(root string) ([]string, error) {
 			return err
 		case !entry.IsDir():
 			return nil
-		case kubepodsPattern.MatchString(entry.Name()):
+		case kubepods.IsTop(entry.Name()):
 			found = append(found, path)
 			return fs.SkipDir
 		case strings.Count(strings.TrimPrefix(path, root), "/") >= kubepodsDepth:

@@ -1,6 +1,8 @@
 package containers
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,12 +11,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
+	"github.com/prometheus/procfs"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-)
 
-// podPattern finds a pod's UID in the path of a cgroup, with both cgroup
-// drivers.
-var podPattern = regexp.MustCompile(`pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})`)
+	"github.com/tessera-dra/tessera/pkg/kubepods"
+)
 
 // mount is a claim's mark in the mount namespace of a process.
 type mount struct {
@@ -25,52 +27,60 @@ type mount struct {
 }
 
 // scan reads the mounts of all processes of the host, once for each mount
-// namespace.
+// namespace. The error may be about one of them.
 func (c *Containers) scan() ([]mount, error) {
-	entries, err := os.ReadDir(c.host.Path("/proc"))
+	host, err := procfs.NewFS(c.host.Path("/proc"))
+	if err != nil {
+		return nil, fmt.Errorf("list the host's processes: %w", err)
+	}
+	processes, err := host.AllProcs()
 	if err != nil {
 		return nil, fmt.Errorf("list the host's processes: %w", err)
 	}
 	seen := map[string]bool{}
 	var mounts []mount
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
+	var errs []error
+	for _, p := range processes {
 		// A process that has just ended can't be read.
-		namespace, err := os.Readlink(c.process(pid, "ns/mnt"))
+		namespace, err := os.Readlink(c.process(p.PID, "ns/mnt"))
 		if err != nil || seen[namespace] {
 			continue
 		}
-		mountinfo, err := os.ReadFile(c.process(pid, "mountinfo"))
-		if err != nil || len(mountinfo) == 0 {
+		text, err := os.ReadFile(c.process(p.PID, "mountinfo"))
+		if err != nil || len(text) == 0 {
 			continue
 		}
 		seen[namespace] = true
-		mounts = append(mounts, parseMounts(string(mountinfo), pid)...)
+		found, err := parseMounts(text, p.PID)
+		mounts, errs = append(mounts, found...), append(errs, err)
 	}
-	return mounts, nil
+	return mounts, errors.Join(errs...)
 }
 
 func (c *Containers) process(pid int, file string) string {
 	return c.host.Path(filepath.Join("/proc", strconv.Itoa(pid), file))
 }
 
-// parseMounts finds marks in a mountinfo file. A container can have other mounts at such
-// paths.
-func parseMounts(mountinfo string, pid int) []mount {
-	var mounts []mount
-	for line := range strings.Lines(mountinfo) {
-		fields := strings.Fields(line)
-		if len(fields) < 5 {
-			continue
-		}
-		if uid, ok := strings.CutPrefix(fields[4], MountDir+"/"); ok && uidPattern.MatchString(uid) {
-			mounts = append(mounts, mount{claimUID: uid, deleted: strings.HasSuffix(fields[3], "//deleted"), pid: pid})
+// parseMounts finds marks in a mountinfo file.
+func parseMounts(text []byte, pid int) ([]mount, error) {
+	all, err := mountinfo.GetMountsFromReader(bytes.NewReader(text), nil)
+	if err != nil {
+		return nil, fmt.Errorf("read the mounts of process %d: %w", pid, err)
+	}
+	var marks []mount
+	for _, m := range all {
+		if uid, ok := claimOf(m); ok {
+			marks = append(marks, mount{claimUID: uid, deleted: strings.HasSuffix(m.Root, "//deleted"), pid: pid})
 		}
 	}
-	return mounts
+	return marks, nil
+}
+
+// claimOf returns the claim whose mark is mounted. A container can have other mounts at such
+// paths.
+func claimOf(m *mountinfo.Info) (uid string, ok bool) {
+	uid, ok = strings.CutPrefix(m.Mountpoint, MountDir+"/")
+	return uid, ok && uidPattern.MatchString(uid)
 }
 
 // describeLeft lists the processes that have a claim's marks mounted, with their
@@ -116,11 +126,7 @@ func (c *Containers) podOf(pid int) string {
 	if err != nil {
 		return ""
 	}
-	m := podPattern.FindSubmatch(data)
-	if m == nil {
-		return ""
-	}
-	return strings.ReplaceAll(string(m[1]), "_", "-")
+	return kubepods.PodUID(data)
 }
 
 // podName returns the pod's namespace/name from the claim's record or from the
@@ -180,20 +186,21 @@ func (c *Containers) UserOf(pid int) (User, bool) {
 	if u.PodUID == "" {
 		return User{}, false
 	}
-	mountinfo, err := os.ReadFile(c.process(pid, "mountinfo"))
+	file, err := os.Open(c.process(pid, "mountinfo"))
 	if err != nil {
 		return User{}, false
 	}
-	for _, m := range parseMounts(string(mountinfo), pid) {
-		u.Claims = append(u.Claims, m.claimUID)
+	defer file.Close()
+	mounts, err := mountinfo.GetMountsFromReader(file, nil)
+	if err != nil {
+		return User{}, false
 	}
-	for line := range strings.Lines(string(mountinfo)) {
-		fields := strings.Fields(line)
-		if len(fields) < 5 {
-			continue
+	for _, m := range mounts {
+		if uid, ok := claimOf(m); ok {
+			u.Claims = append(u.Claims, uid)
 		}
-		if m := terminationLogPattern.FindStringSubmatch(fields[3]); m != nil && m[1] == u.PodUID {
-			u.Container = m[2]
+		if log := terminationLogPattern.FindStringSubmatch(m.Root); log != nil && log[1] == u.PodUID {
+			u.Container = log[2]
 		}
 	}
 	return u, true

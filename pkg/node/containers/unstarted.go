@@ -46,11 +46,15 @@ func (c *Containers) kill(m mount) error {
 	if err != nil {
 		return fmt.Errorf("read the mount namespace of process %d: %w", m.pid, err)
 	}
-	mountinfo, err := os.ReadFile(c.process(m.pid, "mountinfo"))
+	text, err := os.ReadFile(c.process(m.pid, "mountinfo"))
 	if err != nil {
 		return fmt.Errorf("read the mounts of process %d: %w", m.pid, err)
 	}
-	same := slices.ContainsFunc(parseMounts(string(mountinfo), m.pid), func(now mount) bool { return now.claimUID == m.claimUID })
+	marks, err := parseMounts(text, m.pid)
+	if err != nil {
+		return err
+	}
+	same := slices.ContainsFunc(marks, func(now mount) bool { return now.claimUID == m.claimUID })
 	if own != hosts || !same || c.command(m.pid) != unstarted {
 		return fmt.Errorf("process %d is another one", m.pid)
 	}
