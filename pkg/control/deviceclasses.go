@@ -4,9 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/workqueue"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -21,7 +20,7 @@ import (
 // addClasses makes the manager keep the DeviceClasses of a file as they are there,
 // whenever one of the cluster changes, or the server's abilities. Without a file it
 // does nothing.
-func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface, s *server.Server) error {
+func addClasses(mgr manager.Manager, file string, resources *draclient.Client, s *server.Server) error {
 	if file == "" {
 		return nil
 	}
@@ -29,11 +28,7 @@ func addClasses(mgr manager.Manager, file string, d discovery.DiscoveryInterface
 	if err != nil {
 		return err
 	}
-	api, err := dynamic.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
-	if err != nil {
-		return fmt.Errorf("make a client of DeviceClasses: %w", err)
-	}
-	r := classes.New(wanted, d, api, mgr.GetAPIReader(), shortEvents{mgr.GetEventRecorder(publish.FieldManager)})
+	r := classes.New(wanted, resources, mgr.GetAPIReader(), shortEvents{mgr.GetEventRecorder(publish.FieldManager)})
 	if err := mgr.Add(informerRunner{r.Informer}); err != nil {
 		return fmt.Errorf("set up the DeviceClass controller: %w", err)
 	}

@@ -118,15 +118,15 @@ func Run(ctx context.Context, c Config) error {
 	if err := addParts(mgr, publisher, index, s, writes); err != nil {
 		return err
 	}
-	if err := addOptional(mgr, c, clientset.Discovery(), s, writes); err != nil {
+	if err := addOptional(mgr, c, resources, s, writes); err != nil {
 		return err
 	}
 	return serve(ctx, c, clientset, mgr)
 }
 
 // addOptional makes the manager run what the configuration asks for.
-func addOptional(mgr manager.Manager, c Config, d discovery.DiscoveryInterface, s *server.Server, w *undone.Writes) error {
-	if err := addClasses(mgr, c.DeviceClasses, d, s); err != nil {
+func addOptional(mgr manager.Manager, c Config, resources *draclient.Client, s *server.Server, w *undone.Writes) error {
+	if err := addClasses(mgr, c.DeviceClasses, resources, s); err != nil {
 		return err
 	}
 	if !c.NodeLabels {

@@ -1,17 +1,15 @@
 package classes
 
 import (
-	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/control/publish"
 )
@@ -30,29 +28,22 @@ const (
 )
 
 // change has a class as it exists and as it should be; nil means that there is none.
-type change struct{ have, want *unstructured.Unstructured }
+type change struct{ have, want *resourceapi.DeviceClass }
 
 // changes returns all classes of the cluster and the release, by name, in the order in
 // which they are to be changed: first those that lose their extended resource name. A
 // scheduler that sees two classes with the same name, and then one of them without it,
 // knows neither by that name (k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache
 // 0.37). A class whose name is replaced has none in between, until its next event.
-//
-// If some classes fail, it returns an error and the changes of the others.
-func (w *Wanted) changes(owner metav1.OwnerReference, cluster map[string]*unstructured.Unstructured) ([]change, error) {
+func (w *Wanted) changes(owner metav1.OwnerReference, cluster map[string]*resourceapi.DeviceClass) []change {
 	var first, then []change
-	var failed []error
 	rest := maps.Clone(cluster)
 	for _, c := range w.Classes {
 		have := cluster[c.Name]
 		delete(rest, c.Name)
-		want, err := w.desired(c, owner, have)
-		if err != nil {
-			failed = append(failed, err)
-			continue
-		}
-		if old := resourceName(have); old != "" && old != resourceName(want) {
-			unstructured.RemoveNestedField(want.Object, "spec", extendedResourceName)
+		want := w.desired(c, owner, have)
+		if have != nil && have.Spec.ExtendedResourceName != nil && !ptr.Equal(have.Spec.ExtendedResourceName, want.Spec.ExtendedResourceName) {
+			want.Spec.ExtendedResourceName = nil
 			first = append(first, change{have, want})
 		} else {
 			then = append(then, change{have, want})
@@ -61,47 +52,32 @@ func (w *Wanted) changes(owner metav1.OwnerReference, cluster map[string]*unstru
 	for _, name := range slices.Sorted(maps.Keys(rest)) {
 		first = append(first, change{rest[name], nil})
 	}
-	return append(first, then...), errors.Join(failed...)
-}
-
-// resourceName returns the extended resource name of a class, which may be nil.
-func resourceName(o *unstructured.Unstructured) string {
-	if o == nil {
-		return ""
-	}
-	name, _, _ := unstructured.NestedString(o.Object, "spec", extendedResourceName)
-	return name
+	return append(first, then...)
 }
 
 // desired returns the class as it should be. have is the existing object, if any,
 // whose other labels and annotations it keeps.
-func (w *Wanted) desired(c Class, owner metav1.OwnerReference, have *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-	spec, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&c.Spec)
-	if err != nil {
-		return nil, fmt.Errorf("convert DeviceClass %s: %w", c.Name, err)
-	}
-	want := &unstructured.Unstructured{Object: map[string]any{}}
+func (w *Wanted) desired(c Class, owner metav1.OwnerReference, have *resourceapi.DeviceClass) *resourceapi.DeviceClass {
+	want := &resourceapi.DeviceClass{}
 	if have != nil {
-		want = have.DeepCopy()
-		unstructured.RemoveNestedField(want.Object, "metadata", "managedFields")
+		have.ObjectMeta.DeepCopyInto(&want.ObjectMeta)
+		want.ManagedFields = nil
 	}
-	want.SetName(c.Name)
-	labels := want.GetLabels()
-	if labels == nil {
-		labels = make(map[string]string)
+	want.Name = c.Name
+	labels := map[string]string{}
+	for _, some := range []map[string]string{want.Labels, w.Labels, {publish.ManagedByLabel: publish.ManagedBy}} {
+		maps.Copy(labels, some)
 	}
-	maps.Copy(labels, w.Labels)
-	labels[publish.ManagedByLabel] = publish.ManagedBy
-	want.SetLabels(labels)
-	want.SetOwnerReferences([]metav1.OwnerReference{owner})
-	want.Object["spec"] = spec
-	return want, nil
+	want.Labels = labels
+	want.OwnerReferences = []metav1.OwnerReference{owner}
+	c.Spec.DeepCopyInto(&want.Spec)
+	return want
 }
 
 // decide returns the action about one class: have is the one in the cluster, nil if
 // there is none, and want the desired one, nil if none is. lacksNames says that the
 // server doesn't store extended resource names.
-func (w *Wanted) decide(have, want *unstructured.Unstructured, lacksNames bool) action {
+func (w *Wanted) decide(have, want *resourceapi.DeviceClass, lacksNames bool) action {
 	switch {
 	case have == nil && want == nil:
 		return keep
@@ -111,7 +87,7 @@ func (w *Wanted) decide(have, want *unstructured.Unstructured, lacksNames bool) 
 		return decideForeign(have, want, lacksNames)
 	case want == nil:
 		return remove
-	case have.GetDeletionTimestamp() != nil: // it is created again when it is gone
+	case have.DeletionTimestamp != nil: // it is created again when it is gone
 		return keep
 	case sameSpec(have, want, lacksNames) && sameMetadata(have, want):
 		return keep
@@ -119,7 +95,7 @@ func (w *Wanted) decide(have, want *unstructured.Unstructured, lacksNames bool) 
 	return update
 }
 
-func decideForeign(have, want *unstructured.Unstructured, lacksNames bool) action {
+func decideForeign(have, want *resourceapi.DeviceClass, lacksNames bool) action {
 	if want == nil || sameSpec(have, want, lacksNames) && otherRelease(have) == "" {
 		return keep
 	}
@@ -127,20 +103,20 @@ func decideForeign(have, want *unstructured.Unstructured, lacksNames bool) actio
 }
 
 // sameMetadata compares the fields of the metadata that are written.
-func sameMetadata(have, want *unstructured.Unstructured) bool {
-	return maps.Equal(have.GetLabels(), want.GetLabels()) && equality.Semantic.DeepEqual(have.GetOwnerReferences(), want.GetOwnerReferences())
+func sameMetadata(have, want *resourceapi.DeviceClass) bool {
+	return maps.Equal(have.Labels, want.Labels) && equality.Semantic.DeepEqual(have.OwnerReferences, want.OwnerReferences)
 }
 
 // owns reports whether a class belongs to this release: to its ClusterRole, also as
 // it was before an uninstall, whose classes the garbage collector hasn't deleted yet.
 // A label proves nothing, because people copy labels, and all releases have the same.
-func (w *Wanted) owns(o *unstructured.Unstructured) bool {
+func (w *Wanted) owns(o *resourceapi.DeviceClass) bool {
 	return slices.Contains(clusterRoles(o), w.Owner)
 }
 
 // otherRelease returns the ClusterRole of the release of Tessera that a class
 // belongs to, if this release doesn't own it. Empty: none.
-func otherRelease(o *unstructured.Unstructured) string {
+func otherRelease(o *resourceapi.DeviceClass) string {
 	if roles := clusterRoles(o); isLabelled(o) && len(roles) > 0 {
 		return roles[0]
 	}
@@ -148,37 +124,33 @@ func otherRelease(o *unstructured.Unstructured) string {
 }
 
 // clusterRoles returns the names of the ClusterRoles that own a class.
-func clusterRoles(o *unstructured.Unstructured) []string {
+func clusterRoles(o *resourceapi.DeviceClass) []string {
 	var names []string
-	for _, owner := range o.GetOwnerReferences() {
-		if group, _, _ := strings.Cut(owner.APIVersion, "/"); group == rbacv1.GroupName && owner.Kind == clusterRole {
+	for _, owner := range o.OwnerReferences {
+		if group, _, _ := strings.Cut(owner.APIVersion, "/"); group == rbacv1.GroupName && owner.Kind == "ClusterRole" {
 			names = append(names, owner.Name)
 		}
 	}
 	return names
 }
 
-func isLabelled(o *unstructured.Unstructured) bool {
-	return o.GetLabels()[publish.ManagedByLabel] == publish.ManagedBy
+func isLabelled(o *resourceapi.DeviceClass) bool {
+	return o.Labels[publish.ManagedByLabel] == publish.ManagedBy
 }
-
-// extendedResourceName is the field of a DeviceClass that servers may not store:
-// Kubernetes has it since 1.34, behind the feature gate DRAExtendedResource.
-const extendedResourceName = "extendedResourceName"
 
 // lostName reports whether the server dropped the extended resource name, and
 // nothing else.
-func lostName(stored, sent *unstructured.Unstructured) bool {
+func lostName(stored, sent *resourceapi.DeviceClass) bool {
 	return !sameSpec(stored, sent, false) && sameSpec(stored, sent, true)
 }
 
 // sameSpec compares two classes. withoutName accepts that have has no extended
-// resource name where want has one.
-func sameSpec(have, want *unstructured.Unstructured, withoutName bool) bool {
-	a, _, _ := unstructured.NestedMap(have.Object, "spec")
-	b, _, _ := unstructured.NestedMap(want.Object, "spec")
-	if _, has := a[extendedResourceName]; withoutName && !has {
-		delete(b, extendedResourceName)
+// resource name where want has one: Kubernetes has it since 1.34, behind the feature gate
+// DRAExtendedResource.
+func sameSpec(have, want *resourceapi.DeviceClass, withoutName bool) bool {
+	spec := want.Spec
+	if withoutName && have.Spec.ExtendedResourceName == nil {
+		spec.ExtendedResourceName = nil
 	}
-	return equality.Semantic.DeepEqual(a, b)
+	return equality.Semantic.DeepEqual(have.Spec, spec)
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 const file = `
@@ -48,24 +48,9 @@ func TestReadRefuses(t *testing.T) {
 }
 
 // stored is the wanted class as a server returns it, after a change by somebody.
-func stored(t *testing.T, w *Wanted, change func(o *unstructured.Unstructured)) *unstructured.Unstructured {
-	t.Helper()
-	o, err := w.desired(w.Classes[0], owner(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.SetAPIVersion("resource.k8s.io/v1")
-	o.SetKind(kind)
-	data, err := o.MarshalJSON()
-	if err != nil {
-		t.Fatal(err)
-	}
-	o = &unstructured.Unstructured{}
-	if err := o.UnmarshalJSON(data); err != nil {
-		t.Fatal(err)
-	}
-	o.SetAnnotations(map[string]string{"theirs": "stays"})
-	o.SetResourceVersion("7")
+func stored(w *Wanted, change func(o *resourceapi.DeviceClass)) *resourceapi.DeviceClass {
+	o := w.desired(w.Classes[0], owner(), nil)
+	o.Annotations, o.ResourceVersion = map[string]string{"theirs": "stays"}, "7"
 	change(o)
 	return o
 }
@@ -75,61 +60,49 @@ func owner() metav1.OwnerReference {
 }
 
 // own makes a class belong to a ClusterRole of an earlier install.
-func own(o *unstructured.Unstructured, role string) {
+func own(o *resourceapi.DeviceClass, role string) {
 	old := owner()
 	old.Name, old.UID = role, "0"
-	o.SetOwnerReferences([]metav1.OwnerReference{old})
+	o.OwnerReferences = []metav1.OwnerReference{old}
 }
 
 // disown leaves a class with the label alone, as a copy has it.
-func disown(o *unstructured.Unstructured) { o.SetOwnerReferences(nil) }
-
-func setSpec(t *testing.T, o *unstructured.Unstructured, value any, path ...string) {
-	t.Helper()
-	if err := unstructured.SetNestedField(o.Object, value, append([]string{"spec"}, path...)...); err != nil {
-		t.Fatal(err)
-	}
-}
+func disown(o *resourceapi.DeviceClass) { o.OwnerReferences = nil }
 
 func TestJudge(t *testing.T) {
 	w, err := read(t, file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dropped := func(o *unstructured.Unstructured) {
-		unstructured.RemoveNestedField(o.Object, "spec", extendedResourceName)
-	}
+	dropped := func(o *resourceapi.DeviceClass) { o.Spec.ExtendedResourceName = nil }
 	for name, c := range map[string]struct {
-		change   func(o *unstructured.Unstructured)
+		change   func(o *resourceapi.DeviceClass)
 		lacks    bool
 		want     action
 		unwanted action // if no such class is wanted
 	}{
-		"as it should be":         {change: func(*unstructured.Unstructured) {}, want: keep, unwanted: remove},
-		"a selector was edited":   {change: func(o *unstructured.Unstructured) { setSpec(t, o, []any{}, "selectors") }, want: update, unwanted: remove},
-		"the resource was edited": {change: func(o *unstructured.Unstructured) { setSpec(t, o, "a.com/b", extendedResourceName) }, lacks: true, want: update, unwanted: remove},
-		"a label of ours was lost": {change: func(o *unstructured.Unstructured) {
-			o.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "tessera"})
+		"as it should be":         {change: func(*resourceapi.DeviceClass) {}, want: keep, unwanted: remove},
+		"a selector was edited":   {change: func(o *resourceapi.DeviceClass) { o.Spec.Selectors = nil }, want: update, unwanted: remove},
+		"the resource was edited": {change: func(o *resourceapi.DeviceClass) { o.Spec.ExtendedResourceName = new("a.com/b") }, lacks: true, want: update, unwanted: remove},
+		"a label of ours was lost": {change: func(o *resourceapi.DeviceClass) {
+			o.Labels = map[string]string{"app.kubernetes.io/managed-by": "tessera"}
 		}, want: update, unwanted: remove},
-		"our label was lost":                  {change: func(o *unstructured.Unstructured) { o.SetLabels(nil) }, want: update, unwanted: remove},
-		"of an earlier install":               {change: func(o *unstructured.Unstructured) { own(o, "tessera-controller") }, want: update, unwanted: remove},
-		"being deleted":                       {change: func(o *unstructured.Unstructured) { o.SetDeletionTimestamp(&metav1.Time{}) }, want: keep, unwanted: remove},
+		"our label was lost":                  {change: func(o *resourceapi.DeviceClass) { o.Labels = nil }, want: update, unwanted: remove},
+		"of an earlier install":               {change: func(o *resourceapi.DeviceClass) { own(o, "tessera-controller") }, want: update, unwanted: remove},
+		"being deleted":                       {change: func(o *resourceapi.DeviceClass) { o.DeletionTimestamp = &metav1.Time{} }, want: keep, unwanted: remove},
 		"no resource name":                    {change: dropped, want: update, unwanted: remove},
 		"no resource name, as on this server": {change: dropped, lacks: true, want: keep, unwanted: remove},
 		"somebody else's, but the same":       {change: disown, want: keep, unwanted: keep},
-		"somebody else's, without a resource": {change: func(o *unstructured.Unstructured) { disown(o); dropped(o) }, want: foreign, unwanted: keep},
-		"the same, on a server without them":  {change: func(o *unstructured.Unstructured) { disown(o); dropped(o) }, lacks: true, want: keep, unwanted: keep},
-		"the same, of another release":        {change: func(o *unstructured.Unstructured) { own(o, "another-controller") }, want: foreign, unwanted: keep},
-		"owned by another kind of that name": {change: func(o *unstructured.Unstructured) {
-			o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "tessera-controller", UID: "1"}})
+		"somebody else's, without a resource": {change: func(o *resourceapi.DeviceClass) { disown(o); dropped(o) }, want: foreign, unwanted: keep},
+		"the same, on a server without them":  {change: func(o *resourceapi.DeviceClass) { disown(o); dropped(o) }, lacks: true, want: keep, unwanted: keep},
+		"the same, of another release":        {change: func(o *resourceapi.DeviceClass) { own(o, "another-controller") }, want: foreign, unwanted: keep},
+		"owned by another kind of that name": {change: func(o *resourceapi.DeviceClass) {
+			o.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "tessera-controller", UID: "1"}}
 		}, want: keep, unwanted: keep},
 	} {
 		t.Run(name, func(t *testing.T) {
-			have := stored(t, w, c.change)
-			want, err := w.desired(w.Classes[0], owner(), have)
-			if err != nil {
-				t.Fatal(err)
-			}
+			have := stored(w, c.change)
+			want := w.desired(w.Classes[0], owner(), have)
 			if got := w.decide(have, want, c.lacks); got != c.want {
 				t.Errorf("action %d, want %d", got, c.want)
 			}
@@ -138,10 +111,7 @@ func TestJudge(t *testing.T) {
 			}
 		})
 	}
-	want, err := w.desired(w.Classes[0], owner(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := w.desired(w.Classes[0], owner(), nil)
 	if got := w.decide(nil, want, false); got != create {
 		t.Errorf("action on a missing class: %d, want %d", got, create)
 	}
@@ -153,15 +123,12 @@ func TestDesiredKeepsTheRest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	have := stored(t, w, func(o *unstructured.Unstructured) {
-		o.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "tessera", "team": "ml"})
+	have := stored(w, func(o *resourceapi.DeviceClass) {
+		o.Labels = map[string]string{"app.kubernetes.io/managed-by": "tessera", "team": "ml"}
 	})
-	got, err := w.desired(w.Classes[0], owner(), have)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.GetLabels()["team"] != "ml" || got.GetLabels()["app.kubernetes.io/instance"] != "tessera" ||
-		got.GetAnnotations()["theirs"] != "stays" || got.GetResourceVersion() != "7" {
-		t.Errorf("desired metadata %v", got.Object["metadata"])
+	got := w.desired(w.Classes[0], owner(), have)
+	if got.Labels["team"] != "ml" || got.Labels["app.kubernetes.io/instance"] != "tessera" ||
+		got.Annotations["theirs"] != "stays" || got.ResourceVersion != "7" {
+		t.Errorf("desired metadata %v", got.ObjectMeta)
 	}
 }

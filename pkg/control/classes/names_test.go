@@ -6,16 +6,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache"
 	"k8s.io/klog/v2"
 )
 
 // cluster has classes, and a scheduler's cache of their extended resource names.
 type cluster struct {
-	t         *testing.T
-	classes   map[string]*unstructured.Unstructured
+	classes   map[string]*resourceapi.DeviceClass
 	scheduler *extendedresourcecache.ExtendedResourceCache
 	creations int64
 }
@@ -23,39 +20,25 @@ type cluster struct {
 // reconcile brings the classes in line, as Reconciler does after each event, and returns
 // the number of changes.
 func (c *cluster) reconcile(w *Wanted) (n int) {
-	c.t.Helper()
-	changes, err := w.changes(owner(), c.classes)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	for _, change := range changes {
+	for _, change := range w.changes(owner(), c.classes) {
 		switch w.decide(change.have, change.want, false) {
 		case create:
 			c.creations++
-			change.want.SetCreationTimestamp(metav1.Unix(c.creations, 0))
-			c.scheduler.OnAdd(c.typed(change.want), false)
-			c.classes[change.want.GetName()] = change.want
+			change.want.CreationTimestamp = metav1.Unix(c.creations, 0)
+			c.scheduler.OnAdd(change.want, false)
+			c.classes[change.want.Name] = change.want
 		case update:
-			c.scheduler.OnUpdate(c.typed(change.have), c.typed(change.want))
-			c.classes[change.want.GetName()] = change.want
+			c.scheduler.OnUpdate(change.have, change.want)
+			c.classes[change.want.Name] = change.want
 		case remove:
-			c.scheduler.OnDelete(c.typed(change.have))
-			delete(c.classes, change.have.GetName())
+			c.scheduler.OnDelete(change.have)
+			delete(c.classes, change.have.Name)
 		default:
 			continue
 		}
 		n++
 	}
 	return n
-}
-
-func (c *cluster) typed(o *unstructured.Unstructured) *resourceapi.DeviceClass {
-	c.t.Helper()
-	class := &resourceapi.DeviceClass{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, class); err != nil {
-		c.t.Fatal(err)
-	}
-	return class
 }
 
 // TestNamesMove checks that a scheduler knows each class by its extended resource name
@@ -69,7 +52,7 @@ func TestNamesMove(t *testing.T) {
 		"another one":               {{"gpu": "x"}, {"gpu": "y"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := &cluster{t: t, classes: map[string]*unstructured.Unstructured{}, scheduler: extendedresourcecache.NewExtendedResourceCache(klog.Background())}
+			c := &cluster{classes: map[string]*resourceapi.DeviceClass{}, scheduler: extendedresourcecache.NewExtendedResourceCache(klog.Background())}
 			for i, step := range steps {
 				w := &Wanted{Owner: "tessera-controller"}
 				for class, resource := range step {

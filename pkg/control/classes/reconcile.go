@@ -9,15 +9,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/dynamic"
+	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -45,7 +45,7 @@ type Reconciler struct {
 	Informer cache.SharedIndexInformer
 
 	wanted   *Wanted
-	server   *server
+	client   resourceclient.DeviceClassInterface
 	reader   client.Reader // reads from the server
 	recorder events.EventRecorder
 	clock    clock.PassiveClock
@@ -57,10 +57,16 @@ type Reconciler struct {
 }
 
 // New returns a Reconciler for these classes.
-func New(wanted *Wanted, d discovery.ServerResourcesInterface, api dynamic.Interface, reader client.Reader, recorder events.EventRecorder) *Reconciler {
-	s := &server{discovery: d, client: api}
+func New(wanted *Wanted, client *draclient.Client, reader client.Reader, recorder events.EventRecorder) *Reconciler {
+	classes := client.DeviceClasses()
 	return &Reconciler{
-		Informer: s.informer(), wanted: wanted, server: s, reader: reader, recorder: recorder,
+		Informer: cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return classes.List(ctx, o)
+			},
+			WatchFuncWithContext: classes.Watch,
+		}, client), &resourceapi.DeviceClass{}, 0, nil),
+		wanted: wanted, client: classes, reader: reader, recorder: recorder,
 		clock: clock.RealClock{}, writes: undone.New(clock.RealClock{}), warned: make(map[string]string),
 	}
 }
@@ -79,16 +85,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	} else if err != nil {
 		return reconcile.Result{}, fmt.Errorf("read the owner of the DeviceClasses, ClusterRole %s: %w", r.wanted.Owner, err)
 	}
-	api, version, err := r.server.current()
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	w := writer{Reconciler: r, api: api, version: version}
-	changes, err := r.wanted.changes(owner, r.cached())
-	failed := []error{err}
+	var failed []error
 	var wait time.Duration
-	for _, c := range changes {
-		left, err := undone.Wait(w.apply(ctx, c.have, c.want))
+	for _, c := range r.wanted.changes(owner, r.cached()) {
+		left, err := undone.Wait(r.apply(ctx, c.have, c.want))
 		wait = undone.Sooner(wait, left)
 		failed = append(failed, err)
 	}
@@ -99,7 +99,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 // owner returns a reference to the release's ClusterRole.
 func (r *Reconciler) owner(ctx context.Context) (metav1.OwnerReference, error) {
 	role := &metav1.PartialObjectMetadata{}
-	gvk := rbacv1.SchemeGroupVersion.WithKind(clusterRole)
+	gvk := rbacv1.SchemeGroupVersion.WithKind("ClusterRole")
 	role.SetGroupVersionKind(gvk)
 	if err := r.reader.Get(ctx, client.ObjectKey{Name: r.wanted.Owner}, role); err != nil {
 		return metav1.OwnerReference{}, err
@@ -107,85 +107,76 @@ func (r *Reconciler) owner(ctx context.Context) (metav1.OwnerReference, error) {
 	return metav1.OwnerReference{APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Name: role.Name, UID: role.UID}, nil
 }
 
-func (r *Reconciler) cached() map[string]*unstructured.Unstructured {
-	have := make(map[string]*unstructured.Unstructured)
+func (r *Reconciler) cached() map[string]*resourceapi.DeviceClass {
+	have := make(map[string]*resourceapi.DeviceClass)
 	for _, o := range r.Informer.GetStore().List() {
-		if u, ok := o.(*unstructured.Unstructured); ok {
-			have[u.GetName()] = u
+		if class, ok := o.(*resourceapi.DeviceClass); ok {
+			have[class.Name] = class
 		}
 	}
 	return have
 }
 
-// writer writes classes in one version of the API.
-type writer struct {
-	*Reconciler
-	api     dynamic.ResourceInterface
-	version schema.GroupVersion
-}
-
 // apply creates, updates or deletes one class; want is nil if none is wanted.
-func (w writer) apply(ctx context.Context, have, want *unstructured.Unstructured) error {
-	decision := w.wanted.decide(have, want, w.clock.Now().Before(w.lacksUntil))
+func (r *Reconciler) apply(ctx context.Context, have, want *resourceapi.DeviceClass) error {
+	decision := r.wanted.decide(have, want, r.clock.Now().Before(r.lacksUntil))
 	if decision != foreign && have != nil {
-		delete(w.warned, have.GetName())
+		delete(r.warned, have.Name)
 	}
 	switch decision {
 	case create, update:
-		return w.paced(ctx, want, contentOf(want), func() error { return w.write(ctx, decision, want) })
+		return r.paced(ctx, want, contentOf(want), func() error { return r.write(ctx, decision, want) })
 	case remove:
-		return w.paced(ctx, have, "", func() error { return w.remove(ctx, have) })
+		return r.paced(ctx, have, "", func() error { return r.remove(ctx, have) })
 	case foreign:
-		w.warnForeign(ctx, have)
+		r.warnForeign(ctx, have)
 	case keep:
 	}
 	return nil
 }
 
 // paced makes a write, with growing pauses while somebody else undoes it.
-func (w writer) paced(ctx context.Context, class *unstructured.Unstructured, content string, write func() error) error {
-	times, err := w.writes.Do(class.GetName(), content, write)
+func (r *Reconciler) paced(ctx context.Context, class *resourceapi.DeviceClass, content string, write func() error) error {
+	times, err := r.writes.Do(class.Name, content, write)
 	if times == undone.Fight {
-		w.event(ctx, class, corev1.EventTypeWarning, "Overwritten", overwritten)
+		r.event(ctx, class, corev1.EventTypeWarning, "Overwritten", overwritten)
 	}
 	return err
 }
 
-func (w writer) remove(ctx context.Context, have *unstructured.Unstructured) error {
-	uid := have.GetUID()
-	err := w.api.Delete(ctx, have.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+func (r *Reconciler) remove(ctx context.Context, have *resourceapi.DeviceClass) error {
+	err := r.client.Delete(ctx, have.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(have.UID))})
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil // the informer hasn't seen yet what the server has
 	} else if err != nil {
-		return fmt.Errorf("delete DeviceClass %s: %w", have.GetName(), err)
+		return fmt.Errorf("delete DeviceClass %s: %w", have.Name, err)
 	}
-	klog.FromContext(ctx).Info("Deleted a DeviceClass that isn't wanted any more", "class", have.GetName())
+	klog.FromContext(ctx).Info("Deleted a DeviceClass that isn't wanted any more", "class", have.Name)
 	return nil
 }
 
 // write creates or updates a class, and checks whether the server has stored its extended
 // resource name.
-func (w writer) write(ctx context.Context, decision action, want *unstructured.Unstructured) (err error) {
-	want.SetGroupVersionKind(w.version.WithKind(kind))
-	var stored *unstructured.Unstructured
+func (r *Reconciler) write(ctx context.Context, decision action, want *resourceapi.DeviceClass) (err error) {
+	var stored *resourceapi.DeviceClass
 	if decision == create {
-		stored, err = w.api.Create(ctx, want, metav1.CreateOptions{})
+		stored, err = r.client.Create(ctx, want, metav1.CreateOptions{})
 	} else {
-		stored, err = w.api.Update(ctx, want, metav1.UpdateOptions{})
+		stored, err = r.client.Update(ctx, want, metav1.UpdateOptions{})
 	}
 	switch {
 	case apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err):
 		return nil // the informer hasn't seen yet what the server has
 	case err != nil:
-		return fmt.Errorf("write DeviceClass %s: %w", want.GetName(), err)
-	case stored.GetResourceVersion() != want.GetResourceVersion():
-		klog.FromContext(ctx).Info("Wrote a DeviceClass", "class", want.GetName(), "version", w.version.String())
+		return fmt.Errorf("write DeviceClass %s: %w", want.Name, err)
+	case stored.ResourceVersion != want.ResourceVersion:
+		klog.FromContext(ctx).Info("Wrote a DeviceClass", "class", want.Name)
 	}
 	if lostName(stored, want) {
-		if w.lacksUntil.IsZero() {
-			w.event(ctx, stored, corev1.EventTypeNormal, "ExtendedResourceNotStored", extendedResourceNotStored)
+		if r.lacksUntil.IsZero() {
+			r.event(ctx, stored, corev1.EventTypeNormal, "ExtendedResourceNotStored", extendedResourceNotStored)
 		}
-		w.lacksUntil = w.clock.Now().Add(askAgainAfter)
+		r.lacksUntil = r.clock.Now().Add(askAgainAfter)
 	}
 	return nil
 }
@@ -198,23 +189,23 @@ const overwritten = "Somebody else changes or deletes this DeviceClass again and
 	"Until that ends, the controller writes it less and less often"
 
 // contentOf returns the fields of a class that are written.
-func contentOf(want *unstructured.Unstructured) string {
-	return undone.Content([]any{want.GetLabels(), want.GetOwnerReferences(), want.Object["spec"]})
+func contentOf(want *resourceapi.DeviceClass) string {
+	return undone.Content([]any{want.Labels, want.OwnerReferences, want.Spec})
 }
 
 // warnForeign writes an event about a class of somebody else, once for each version
 // of it.
-func (w writer) warnForeign(ctx context.Context, have *unstructured.Unstructured) {
-	if w.warned[have.GetName()] == have.GetResourceVersion() {
+func (r *Reconciler) warnForeign(ctx context.Context, have *resourceapi.DeviceClass) {
+	if r.warned[have.Name] == have.ResourceVersion {
 		return
 	}
-	w.warned[have.GetName()] = have.GetResourceVersion()
-	w.event(ctx, have, corev1.EventTypeWarning, "NotOverwritten", w.wanted.notOverwritten(have))
+	r.warned[have.Name] = have.ResourceVersion
+	r.event(ctx, have, corev1.EventTypeWarning, "NotOverwritten", r.wanted.notOverwritten(have))
 }
 
 // notOverwritten returns the message about a class that has a wanted name and isn't
 // overwritten: the reason and the remedy.
-func (w *Wanted) notOverwritten(have *unstructured.Unstructured) string {
+func (w *Wanted) notOverwritten(have *resourceapi.DeviceClass) string {
 	if role := otherRelease(have); role != "" {
 		return fmt.Sprintf("this DeviceClass belongs to another release of Tessera, the one with the ClusterRole %s; "+
 			"the release with the ClusterRole %s doesn't change it. Uninstall one of the two: a cluster needs only one. "+
@@ -230,12 +221,12 @@ func (w *Wanted) notOverwritten(have *unstructured.Unstructured) string {
 }
 
 // maker says who has made a class, as far as it can be seen.
-func maker(o *unstructured.Unstructured) string {
-	if release := o.GetAnnotations()["meta.helm.sh/release-name"]; release != "" {
-		return fmt.Sprintf("of the Helm release %s in namespace %s", release, o.GetAnnotations()["meta.helm.sh/release-namespace"])
+func maker(o *resourceapi.DeviceClass) string {
+	if release := o.Annotations["meta.helm.sh/release-name"]; release != "" {
+		return fmt.Sprintf("of the Helm release %s in namespace %s", release, o.Annotations["meta.helm.sh/release-namespace"])
 	}
 	var managers []string
-	for _, m := range o.GetManagedFields() {
+	for _, m := range o.ManagedFields {
 		managers = append(managers, m.Manager)
 	}
 	if len(managers) == 0 {
@@ -244,9 +235,11 @@ func maker(o *unstructured.Unstructured) string {
 	return "written by " + strings.Join(managers, ", ")
 }
 
-func (w writer) event(ctx context.Context, about *unstructured.Unstructured, kind, reason, message string) {
-	klog.FromContext(ctx).Info("A DeviceClass differs from the release's", "class", about.GetName(), "reason", reason, "message", message)
-	w.recorder.Eventf(about, nil, kind, reason, "Apply", "%s", message)
+func (r *Reconciler) event(ctx context.Context, about *resourceapi.DeviceClass, kind, reason, message string) {
+	klog.FromContext(ctx).Info("A DeviceClass differs from the release's", "class", about.Name, "reason", reason, "message", message)
+	about = about.DeepCopy()
+	about.SetGroupVersionKind(resourceapi.SchemeGroupVersion.WithKind("DeviceClass")) // what is read has none
+	r.recorder.Eventf(about, nil, kind, reason, "Apply", "%s", message)
 }
 
 // Request maps each event of a class to the one request for all.

@@ -6,14 +6,13 @@ import (
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	fakediscovery "k8s.io/client-go/discovery/fake"
-	"k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 	testingclock "k8s.io/utils/clock/testing"
 	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -21,8 +20,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
 
-// oldServer has v1beta1 and stores no extended resource names, until it is
-// upgraded.
+// oldServer stores no extended resource names, until it is upgraded.
 type oldServer struct {
 	upgraded bool
 	writes   []string
@@ -37,12 +35,12 @@ func (s *oldServer) react(a clienttesting.Action) (bool, runtime.Object, error) 
 	default:
 		return false, nil, nil
 	}
-	u := o.(*unstructured.Unstructured).DeepCopy()
-	s.writes = append(s.writes, a.GetVerb()+" "+a.GetResource().Version+" "+u.GetName())
+	class := o.(*resourceapi.DeviceClass).DeepCopy()
+	s.writes = append(s.writes, a.GetVerb()+" "+class.Name)
 	if !s.upgraded {
-		unstructured.RemoveNestedField(u.Object, "spec", extendedResourceName)
+		class.Spec.ExtendedResourceName = nil
 	}
-	return true, u, nil
+	return true, class, nil
 }
 
 // newReconciler returns the reconciler of one class, its server, file, events and clock.
@@ -53,20 +51,15 @@ func newReconciler(t *testing.T) (*Reconciler, *oldServer, *Wanted, *events.Fake
 		t.Fatal(err)
 	}
 	server := &oldServer{}
-	api := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
-		{Group: "resource.k8s.io", Version: "v1beta1", Resource: "deviceclasses"}: "DeviceClassList",
-	})
+	api := fake.NewClientset()
 	api.PrependReactor("*", "deviceclasses", server.react)
-	discovery := &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{Resources: []*metav1.APIResourceList{
-		{GroupVersion: "resource.k8s.io/v1beta1", APIResources: []metav1.APIResource{{Name: "resourceslices"}, {Name: "deviceclasses"}}},
-	}}}
 	scheme := runtime.NewScheme()
 	if err := rbacv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "tessera-controller", UID: "1"}}
 	recorder := events.NewFakeRecorder(10)
-	r := New(wanted, discovery, api, fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(role).Build(), recorder)
+	r := New(wanted, draclient.New(api), fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(role).Build(), recorder)
 	clock := testingclock.NewFakePassiveClock(time.Unix(1000, 0))
 	r.clock, r.writes = clock, undone.New(clock)
 	return r, server, wanted, recorder, clock
@@ -93,11 +86,11 @@ func TestServerWithoutExtendedResources(t *testing.T) {
 		return strings.Join(server.writes, ", "), told, result.RequeueAfter
 	}
 	writes, told, again := reconciled(reconcile.Request{})
-	if writes != "create v1beta1 gpu.nvidia.com" || told != 1 || again != askAgainAfter {
+	if writes != "create gpu.nvidia.com" || told != 1 || again != askAgainAfter {
 		t.Errorf("a new class: wrote %q, %d events, again in %v", writes, told, again)
 	}
-	have := stored(t, wanted, func(o *unstructured.Unstructured) {
-		unstructured.RemoveNestedField(o.Object, "spec", extendedResourceName)
+	have := stored(wanted, func(o *resourceapi.DeviceClass) {
+		o.Spec.ExtendedResourceName = nil
 	})
 	if err := r.Informer.GetStore().Add(have); err != nil {
 		t.Fatal(err)
@@ -106,12 +99,12 @@ func TestServerWithoutExtendedResources(t *testing.T) {
 		t.Errorf("what the server has: wrote %q, %d events", writes, told)
 	}
 	clock.SetTime(clock.Now().Add(askAgainAfter))
-	if writes, told, _ := reconciled(reconcile.Request{}); writes != "update v1beta1 gpu.nvidia.com" || told != 0 {
+	if writes, told, _ := reconciled(reconcile.Request{}); writes != "update gpu.nvidia.com" || told != 0 {
 		t.Errorf("later: wrote %q, %d events, want the name sent again and no further event", writes, told)
 	}
 	server.upgraded = true
 	writes, told, again = reconciled(RequestServerChanged())
-	if writes != "update v1beta1 gpu.nvidia.com" || told != 0 || again != 0 {
+	if writes != "update gpu.nvidia.com" || told != 0 || again != 0 {
 		t.Errorf("after an upgrade: wrote %q, %d events, again in %v", writes, told, again)
 	}
 }
@@ -122,7 +115,7 @@ func TestFightOverAClass(t *testing.T) {
 	server.upgraded = true
 	for range 300 {
 		// The server forgets the update: somebody else has undone it.
-		if err := r.Informer.GetStore().Add(stored(t, wanted, func(o *unstructured.Unstructured) { setSpec(t, o, []any{}, "selectors") })); err != nil {
+		if err := r.Informer.GetStore().Add(stored(wanted, func(o *resourceapi.DeviceClass) { o.Spec.Selectors = nil })); err != nil {
 			t.Fatal(err)
 		}
 		result, err := r.Reconcile(t.Context(), reconcile.Request{})

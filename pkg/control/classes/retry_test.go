@@ -10,10 +10,10 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	fakediscovery "k8s.io/client-go/discovery/fake"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
+	draclient "k8s.io/dynamic-resource-allocation/client"
 	testingclock "k8s.io/utils/clock/testing"
 	fakeclient "sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -43,14 +43,11 @@ func classesOfRefusingServer(t *testing.T) *Reconciler {
 	if err := rbacv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	api := dynamicfake.NewSimpleDynamicClient(runtime.NewScheme())
+	api := fake.NewClientset()
 	api.PrependReactor("create", "deviceclasses", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, controltest.ErrFull })
-	discovery := &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{Resources: []*metav1.APIResourceList{
-		{GroupVersion: "resource.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "resourceslices"}, {Name: "deviceclasses"}}},
-	}}}
 	owner := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "owner", UID: "1"}}
 	reader := fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(owner).Build()
-	r := New(wanted, discovery, api, reader, events.NewFakeRecorder(10))
+	r := New(wanted, draclient.New(api), reader, events.NewFakeRecorder(10))
 	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !errors.Is(err, controltest.ErrFull) {
 		t.Fatalf("got %v, want %v", err, controltest.ErrFull)
 	}
