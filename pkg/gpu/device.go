@@ -116,21 +116,6 @@ func together(a, b Device) bool {
 	return false
 }
 
-// Prepared is a device as a claim was given it.
-type Prepared struct {
-	Device Device
-	// Name of the device, and the id that distinguishes this share if the device
-	// can be allocated several times.
-	Name    DeviceName
-	ShareID string
-	// Instance that the device's Base is, if that is a Partition; zero for a
-	// whole GPU.
-	Instance Instance
-	// MPS has the paths and limits of the claim's containers as clients of an MPS
-	// daemon; nil without MPS.
-	MPS *MPSClient
-}
-
 // Limits are the limits of one MPS client, which is a process. Nothing is
 // reserved: each limit is a ceiling.
 type Limits struct {
@@ -149,18 +134,6 @@ type MPSDirs struct {
 	// ShmDir has to be the container's /dev/shm; empty where the driver's MPS does
 	// without.
 	ShmDir string
-}
-
-// MPSClient has the directories and limits of a container that is a client of an MPS
-// daemon.
-type MPSClient struct {
-	MPSDirs
-
-	// ThreadPercentage as in Limits.
-	ThreadPercentage int
-	// MemoryMiB of each device that the daemon has, by the daemon's own index; 0:
-	// no limit there.
-	MemoryMiB []int64
 }
 
 // CheckMPS returns an error for GPUs on which MPS can't limit its clients.

@@ -11,6 +11,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/containers"
 	"github.com/tessera-dra/tessera/pkg/node/datadir"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // TestDataDirChanged: a plugin with another data directory than that of the CDI
@@ -52,8 +53,8 @@ func TestDataDirChanged(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	whole := gpu.Prepared{Device: gpu.Whole{GPU: gpus[0].UUID}}
-	if _, err := specs.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{installed.Names()[0]: whole}); err != nil {
+	whole := holding.New(installed.Names()[0], gpu.Whole{GPU: gpus[0].UUID})
+	if _, err := specs.Write(holding.Made{Record: holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{whole}}}); err != nil {
 		t.Fatal(err)
 	}
 	other := lock(now)

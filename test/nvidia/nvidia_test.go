@@ -21,6 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
@@ -238,7 +239,7 @@ func TestCDI(t *testing.T) {
 		}
 		name := h.Names()[i]
 		claim := fmt.Sprintf("claim-%d", i)
-		if _, err := ours.Write(claim, map[gpu.DeviceName]gpu.Prepared{name: {Device: gpu.Whole{GPU: g.UUID}, Name: name}}); err != nil {
+		if _, err := ours.Write(holding.Made{Record: holding.Record{ClaimUID: claim, Holdings: []holding.Holding{holding.New(name, gpu.Whole{GPU: g.UUID})}}}); err != nil {
 			t.Fatal(err)
 		}
 		files, err := filepath.Glob(filepath.Join(dir, "*.json"))

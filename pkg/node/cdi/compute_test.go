@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 func TestMissingDeviceNode(t *testing.T) {
@@ -30,7 +31,7 @@ func TestMissingDeviceNode(t *testing.T) {
 			if err := s.SetDriver(driver); err != nil {
 				t.Fatal(err)
 			}
-			_, err := s.Write("claim-1", devices(t, driver, 0))
+			_, err := s.Write(devices(t, driver, "claim-1", 0))
 			if want := filepath.Join(installed.Root, "dev", node); err == nil || !strings.Contains(err.Error(), want) {
 				t.Fatalf("without %s: got %v, want an error that names it", want, err)
 			}
@@ -40,7 +41,7 @@ func TestMissingDeviceNode(t *testing.T) {
 			if err := os.Rename(aside, path); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := s.Write("claim-1", devices(t, driver, 0)); err != nil {
+			if _, err := s.Write(devices(t, driver, "claim-1", 0)); err != nil {
 				t.Errorf("with the node there: %v", err)
 			}
 		})
@@ -58,10 +59,10 @@ func TestNodeThatVanishedAfterwards(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.Rename(aside, path) })
-	if _, err := s.Write("claim-1", devices(t, driver, 2)); err == nil {
+	if _, err := s.Write(devices(t, driver, "claim-1", 2)); err == nil {
 		t.Error("the GPU without a device node was given")
 	}
-	if _, err := s.Write("claim-2", devices(t, driver, 1)); err != nil {
+	if _, err := s.Write(devices(t, driver, "claim-2", 1)); err != nil {
 		t.Errorf("the other GPUs suffer: %v", err)
 	}
 }
@@ -80,7 +81,7 @@ func TestDriverReloadedWithOtherMajor(t *testing.T) {
 	if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(511, 0))); err != nil {
 		t.Fatal(err)
 	}
-	ids, err := s.Write("claim-1", devices(t, driver, 0))
+	ids, err := s.Write(devices(t, driver, "claim-1", 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +106,7 @@ func TestDriverFileGone(t *testing.T) {
 	}
 	t.Cleanup(func() { os.Rename(aside, path) })
 	// The library is optional: the files are searched again.
-	if _, err := s.Write("claim-1", devices(t, driver, 0)); err != nil {
+	if _, err := s.Write(devices(t, driver, "claim-1", 0)); err != nil {
 		t.Errorf("an optional library that went away: %v", err)
 	}
 }
@@ -116,7 +117,7 @@ func TestUnknownGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	unknown := gpu.UUID("GPU-00000000-0000-0000-0000-000000000000")
-	_, err := s.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{"gpu-00000000": {Device: gpu.Whole{GPU: unknown}}})
+	_, err := s.Write(holding.Made{Record: holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{holding.New("gpu-00000000", gpu.Whole{GPU: unknown})}}})
 	if err == nil || !strings.Contains(err.Error(), string(unknown)) {
 		t.Errorf("got %v, want an error that names the GPU", err)
 	}
@@ -132,7 +133,7 @@ func TestMinorMoves(t *testing.T) {
 	if err := s.SetMinor(first.UUID, second.Minor); err != nil {
 		t.Fatal(err)
 	}
-	ids, err := s.Write("moved", devices(t, d, 0))
+	ids, err := s.Write(devices(t, d, "moved", 0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/nodetest"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
@@ -59,20 +60,63 @@ func setUp(t testing.TB) (*cdi.Specs, *cdi.Driver, string) {
 	}, dir
 }
 
-// devices returns the GPUs with the given indexes, by name.
-func devices(t testing.TB, d *cdi.Driver, indexes ...int) map[gpu.DeviceName]gpu.Prepared {
+// prepared is a device of a claim, with what was made for it.
+type prepared struct {
+	Device   gpu.Device
+	Instance gpu.Instance
+	MPS      *client
+}
+
+// client has the directories of a device's MPS daemon, and the device's limits.
+type client struct {
+	gpu.MPSDirs
+
+	ThreadPercentage int
+	MemoryMiB        int64
+}
+
+// given returns a claim with the devices.
+func given(t testing.TB, d *cdi.Driver, claimUID string, all ...prepared) holding.Made {
+	t.Helper()
+	claim := holding.Made{
+		Record:    holding.Record{ClaimUID: claimUID},
+		Instances: map[gpu.Partition]gpu.Instance{}, Daemons: map[string]gpu.MPSDirs{},
+	}
+	for _, one := range all {
+		g := holding.New(nameOf(t, d, one.Device), one.Device)
+		if p, ok := gpu.Base(one.Device).(gpu.Partition); ok {
+			claim.Instances[p] = one.Instance
+		}
+		if c := one.MPS; c != nil {
+			g.MPS = &holding.MPS{ThreadPercentage: c.ThreadPercentage, MemoryMiB: c.MemoryMiB}
+			claim.Daemons[claim.Daemon(g)] = c.MPSDirs
+		}
+		claim.Holdings = append(claim.Holdings, g)
+	}
+	return claim
+}
+
+// devices returns a claim with the GPUs of these indexes.
+func devices(t testing.TB, d *cdi.Driver, claimUID string, indexes ...int) holding.Made {
+	t.Helper()
+	var all []prepared
+	for _, i := range indexes {
+		all = append(all, prepared{Device: gpu.Whole{GPU: d.GPUs[i].UUID}})
+	}
+	return given(t, d, claimUID, all...)
+}
+
+func nameOf(t testing.TB, d *cdi.Driver, device gpu.Device) gpu.DeviceName {
 	t.Helper()
 	names, err := gpu.NewNames(d.GPUs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices := make(map[gpu.DeviceName]gpu.Prepared)
-	for _, i := range indexes {
-		whole := gpu.Whole{GPU: d.GPUs[i].UUID}
-		name, _ := names.Name(whole)
-		devices[name] = gpu.Prepared{Device: whole}
+	name, ok := names.Name(device)
+	if !ok {
+		t.Fatalf("%v has no name", device)
 	}
-	return devices
+	return name
 }
 
 // inject returns the spec of a container after the library of container
@@ -111,10 +155,13 @@ func paths(s *oci.Spec) []string {
 	return paths
 }
 
-// checkGolden writes a claim's specification and compares it with a file.
-func checkGolden(t *testing.T, s *cdi.Specs, dir string, devices map[gpu.DeviceName]gpu.Prepared, golden string) {
+// goldenClaim is the UID of the claim of golden files.
+const goldenClaim = "3dc7fa15-ac4e-49dc-be51-c88a26dafa18"
+
+// checkGolden writes the specification of goldenClaim and compares it with a file.
+func checkGolden(t *testing.T, s *cdi.Specs, dir string, claim holding.Made, golden string) {
 	t.Helper()
-	if _, err := s.Write("3dc7fa15-ac4e-49dc-be51-c88a26dafa18", devices); err != nil {
+	if _, err := s.Write(claim); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(dir, "k8s.gpu.nvidia.com-claim_3dc7fa15-ac4e-49dc-be51-c88a26dafa18.json"))

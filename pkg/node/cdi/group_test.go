@@ -34,19 +34,19 @@ func TestDeviceNodesOfAGroup(t *testing.T) {
 	s, driver, dir := shared(t)
 	whole := gpu.Whole{GPU: driver.GPUs[2].UUID}
 	for name, tc := range map[string]struct {
-		given gpu.Prepared
+		given prepared
 		want  bool
 	}{
-		"whole":          {gpu.Prepared{Device: whole}, true},
-		"another's node": {gpu.Prepared{Device: gpu.Whole{GPU: driver.GPUs[0].UUID}}, false},
-		"replica":        {gpu.Prepared{Device: gpu.Replica{GPU: whole.GPU, Count: 2}}, true},
+		"whole":          {prepared{Device: whole}, true},
+		"another's node": {prepared{Device: gpu.Whole{GPU: driver.GPUs[0].UUID}}, false},
+		"replica":        {prepared{Device: gpu.Replica{GPU: whole.GPU, Count: 2}}, true},
 		"partition":      {partition(t, driver, 1, 0), true},
-		"share": {gpu.Prepared{
-			Device: gpu.Share{Of: whole, Count: 2}, MPS: &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe")}},
+		"share": {prepared{
+			Device: gpu.Share{Of: whole, Count: 2}, MPS: &client{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe")}},
 		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ids, err := s.Write("claim-1", given(t, driver, tc.given))
+			ids, err := s.Write(given(t, driver, "claim-1", tc.given))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -46,7 +46,7 @@ func TestNoSpecWithoutHook(t *testing.T) {
 	if err := specs.SetDriver(d); !errors.Is(err, noexec) {
 		t.Errorf("set the driver: %v", err)
 	}
-	if _, err := specs.Write("a", devices(t, d, 0)); !errors.Is(err, noexec) {
+	if _, err := specs.Write(devices(t, d, "a", 0)); !errors.Is(err, noexec) {
 		t.Errorf("write: %v", err)
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {

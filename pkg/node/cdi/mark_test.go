@@ -11,8 +11,8 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
-	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // TestMarkIsMounted checks that a container gets the claim's mark once, with
@@ -25,8 +25,7 @@ func TestMarkIsMounted(t *testing.T) {
 	if err := specs.SetDriver(d); err != nil {
 		t.Fatal(err)
 	}
-	given := devices(t, d, 0, 1)
-	ids, err := specs.Write("a", given)
+	ids, err := specs.Write(devices(t, d, "a", 0, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +60,7 @@ func TestNoSpecWithoutMark(t *testing.T) {
 	if err := specs.SetDriver(d); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := specs.Write("a", map[gpu.DeviceName]gpu.Prepared{}); !errors.Is(err, full) {
+	if _, err := specs.Write(holding.Made{Record: holding.Record{ClaimUID: "a"}}); !errors.Is(err, full) {
 		t.Errorf("got %v, want %v", err, full)
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "*claim*")); err != nil || len(left) > 0 {

@@ -17,17 +17,18 @@ const (
 	shmInContainer  = "/dev/shm"
 )
 
-// mpsEdits returns the edits for clients of an MPS daemon. A process can change
+// mpsEdits returns the edits for clients of an MPS daemon, with its directories, and their
+// limits as in holding.MPS and holding.Record.MemoryLimits. A process can change
 // the limits in its environment, but not those of the daemon.
-func (s *Specs) mpsEdits(c *gpu.MPSClient) (specs.ContainerEdits, error) {
+func (s *Specs) mpsEdits(dirs gpu.MPSDirs, threads int, memoryMiB []int64) (specs.ContainerEdits, error) {
 	edits := specs.ContainerEdits{Env: []string{"CUDA_MPS_PIPE_DIRECTORY=" + pipeInContainer}}
-	if c.ThreadPercentage > 0 && c.ThreadPercentage < 100 {
-		edits.Env = append(edits.Env, fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", c.ThreadPercentage))
+	if threads > 0 && threads < 100 {
+		edits.Env = append(edits.Env, fmt.Sprintf("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", threads))
 	}
-	if limits := memoryLimits(c.MemoryMiB); limits != "" {
+	if limits := memoryLimits(memoryMiB); limits != "" {
 		edits.Env = append(edits.Env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="+limits)
 	}
-	for _, dir := range []struct{ host, container, access string }{{c.PipeDir, pipeInContainer, "ro"}, {c.ShmDir, shmInContainer, "rw"}} {
+	for _, dir := range []struct{ host, container, access string }{{dirs.PipeDir, pipeInContainer, "ro"}, {dirs.ShmDir, shmInContainer, "rw"}} {
 		if dir.host == "" && dir.container == shmInContainer {
 			continue
 		}

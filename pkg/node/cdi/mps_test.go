@@ -37,39 +37,42 @@ func shared(t *testing.T) (*cdi.Specs, *cdi.Driver, string) {
 
 func TestSharedSpecifications(t *testing.T) {
 	whole := func(d *cdi.Driver, n int) gpu.Device { return gpu.Whole{GPU: d.GPUs[n].UUID} }
-	for golden, build := range map[string]func(*testing.T, *cdi.Driver) []gpu.Prepared{
-		"share": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
-			return []gpu.Prepared{{
+	for golden, build := range map[string]func(*testing.T, *cdi.Driver) []prepared{
+		"share": func(t *testing.T, d *cdi.Driver) []prepared {
+			return []prepared{{
 				Device: gpu.Share{Of: whole(d, 0), Count: 4, Number: 2},
-				MPS:    &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe"), ShmDir: daemonDir(t, "gpu/shm")}, ThreadPercentage: 25, MemoryMiB: []int64{20000}},
+				MPS:    &client{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe"), ShmDir: daemonDir(t, "gpu/shm")}, ThreadPercentage: 25, MemoryMiB: 20000},
 			}}
 		},
-		"share-in-partition": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
+		"share-in-partition": func(t *testing.T, d *cdi.Driver) []prepared {
 			p := partition(t, d, 1, 0)
-			return []gpu.Prepared{{
+			return []prepared{{
 				Device: gpu.Share{Of: p.Device}, Instance: p.Instance,
-				MPS: &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "mig/pipe")}, ThreadPercentage: 100, MemoryMiB: []int64{4000}},
+				MPS: &client{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "mig/pipe")}, ThreadPercentage: 100, MemoryMiB: 4000},
 			}}
 		},
-		"mps-two-gpus": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
-			client := &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "claim/pipe")}, ThreadPercentage: 40, MemoryMiB: []int64{1024, 2048}}
-			return []gpu.Prepared{{Device: whole(d, 0), MPS: client}, {Device: whole(d, 3), MPS: client}}
+		"mps-two-gpus": func(t *testing.T, d *cdi.Driver) []prepared {
+			dirs := gpu.MPSDirs{PipeDir: daemonDir(t, "claim/pipe")}
+			return []prepared{
+				{Device: whole(d, 0), MPS: &client{MPSDirs: dirs, ThreadPercentage: 40, MemoryMiB: 1024}},
+				{Device: whole(d, 3), MPS: &client{MPSDirs: dirs, ThreadPercentage: 40, MemoryMiB: 2048}},
+			}
 		},
-		"mps-no-limits": func(t *testing.T, d *cdi.Driver) []gpu.Prepared {
-			return []gpu.Prepared{{Device: whole(d, 0), MPS: &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "claim/pipe")}, MemoryMiB: []int64{0}}}}
+		"mps-no-limits": func(t *testing.T, d *cdi.Driver) []prepared {
+			return []prepared{{Device: whole(d, 0), MPS: &client{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "claim/pipe")}, MemoryMiB: 0}}}
 		},
-		"replica": func(_ *testing.T, d *cdi.Driver) []gpu.Prepared {
-			return []gpu.Prepared{{Device: gpu.Replica{GPU: d.GPUs[2].UUID, Count: 4, Number: 1}}}
+		"replica": func(_ *testing.T, d *cdi.Driver) []prepared {
+			return []prepared{{Device: gpu.Replica{GPU: d.GPUs[2].UUID, Count: 4, Number: 1}}}
 		},
 	} {
 		t.Run(golden, func(t *testing.T) {
 			s, driver, dir := shared(t)
-			checkGolden(t, s, dir, given(t, driver, build(t, driver)...), filepath.Join("testdata", golden+".json"))
+			checkGolden(t, s, dir, given(t, driver, goldenClaim, build(t, driver)...), filepath.Join("testdata", golden+".json"))
 		})
 	}
 	t.Run("time slices change nothing in a container", func(t *testing.T) {
 		s, driver, dir := shared(t)
-		checkGolden(t, s, dir, devices(t, driver, 0), "testdata/claim.json")
+		checkGolden(t, s, dir, devices(t, driver, goldenClaim, 0), "testdata/claim.json")
 	})
 }
 
@@ -77,11 +80,11 @@ func TestSharedSpecifications(t *testing.T) {
 // limits, and one mount, also with two shares of the same daemon.
 func TestContainerOfAShare(t *testing.T) {
 	s, driver, dir := shared(t)
-	client := &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe")}, ThreadPercentage: 50, MemoryMiB: []int64{40000}}
-	share := func(n int) gpu.Prepared {
-		return gpu.Prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[1].UUID}, Count: 4, Number: n}, MPS: client}
+	half := &client{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe")}, ThreadPercentage: 50, MemoryMiB: 40000}
+	share := func(n int) prepared {
+		return prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[1].UUID}, Count: 4, Number: n}, MPS: half}
 	}
-	ids, err := s.Write("claim-1", given(t, driver, share(0), share(3)))
+	ids, err := s.Write(given(t, driver, "claim-1", share(0), share(3)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,12 +117,12 @@ func TestContainerOfAShare(t *testing.T) {
 func TestLimitsInThePodsEnvironment(t *testing.T) {
 	const threads, memory = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="
 	for name, tc := range map[string]struct {
-		client gpu.MPSClient
+		client client
 		want   []string
 	}{
-		"both limits":           {gpu.MPSClient{ThreadPercentage: 50, MemoryMiB: []int64{40000}}, []string{threads + "50", memory + "0=40000M"}},
-		"all multiprocessors":   {gpu.MPSClient{ThreadPercentage: 100, MemoryMiB: []int64{40000}}, []string{threads + "10", memory + "0=40000M"}},
-		"a claim's own, no one": {gpu.MPSClient{MemoryMiB: []int64{0}}, []string{threads + "10", memory + "0=1G"}},
+		"both limits":           {client{ThreadPercentage: 50, MemoryMiB: 40000}, []string{threads + "50", memory + "0=40000M"}},
+		"all multiprocessors":   {client{ThreadPercentage: 100, MemoryMiB: 40000}, []string{threads + "10", memory + "0=40000M"}},
+		"a claim's own, no one": {client{MemoryMiB: 0}, []string{threads + "10", memory + "0=1G"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, driver, dir := shared(t)
@@ -141,16 +144,16 @@ func TestPodsOwnVolumes(t *testing.T) {
 	for name, withShm := range map[string]bool{"driver 580 and later": false, "earlier drivers": true} {
 		t.Run(name, func(t *testing.T) {
 			s, driver, dir := shared(t)
-			client := gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe")}}
-			want := map[string]string{"/tmp": "/pod/tmp", "/tmp/nvidia-mps": client.PipeDir, "/dev/shm": "/pod/shm"}
+			own := client{MPSDirs: gpu.MPSDirs{PipeDir: daemonDir(t, "gpu/pipe")}}
+			want := map[string]string{"/tmp": "/pod/tmp", "/tmp/nvidia-mps": own.PipeDir, "/dev/shm": "/pod/shm"}
 			if withShm {
-				client.ShmDir = daemonDir(t, "gpu/shm")
-				want["/dev/shm"] = client.ShmDir
+				own.ShmDir = daemonDir(t, "gpu/shm")
+				want["/dev/shm"] = own.ShmDir
 			}
 			spec := &oci.Spec{Mounts: []oci.Mount{
 				{Destination: "/tmp/nvidia-mps", Source: "/pod/mps"}, {Destination: "/tmp", Source: "/pod/tmp"}, {Destination: "/dev/shm", Source: "/pod/shm"},
 			}}
-			injectInto(t, dir, spec, shareOf(t, s, driver, "claim-1", 0, client))
+			injectInto(t, dir, spec, shareOf(t, s, driver, "claim-1", 0, own))
 			got, order := map[string]string{}, []string{}
 			for _, m := range spec.Mounts {
 				if _, ours := want[m.Destination]; ours {
@@ -175,8 +178,8 @@ func TestTwoDaemonsInOneContainer(t *testing.T) {
 	s, driver, dir := shared(t)
 	first, second := daemonDir(t, "first/pipe"), daemonDir(t, "second/pipe")
 	ids := slices.Concat(
-		shareOf(t, s, driver, "claim-1", 0, gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: first}, ThreadPercentage: 25, MemoryMiB: []int64{1024}}),
-		shareOf(t, s, driver, "claim-2", 1, gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: second}, ThreadPercentage: 50, MemoryMiB: []int64{2048}}))
+		shareOf(t, s, driver, "claim-1", 0, client{MPSDirs: gpu.MPSDirs{PipeDir: first}, ThreadPercentage: 25, MemoryMiB: 1024}),
+		shareOf(t, s, driver, "claim-2", 1, client{MPSDirs: gpu.MPSDirs{PipeDir: second}, ThreadPercentage: 50, MemoryMiB: 2048}))
 	spec := inject(t, dir, ids)
 	for _, node := range []string{"/dev/nvidia0", "/dev/nvidia1"} {
 		if !slices.Contains(paths(spec), node) {
@@ -201,9 +204,9 @@ func TestTwoDaemonsInOneContainer(t *testing.T) {
 
 // shareOf writes the specification of a claim with a share of the n-th GPU, and returns the
 // CDI devices of a container with that claim.
-func shareOf(t *testing.T, s *cdi.Specs, driver *cdi.Driver, claimUID string, n int, client gpu.MPSClient) []string {
+func shareOf(t *testing.T, s *cdi.Specs, driver *cdi.Driver, claimUID string, n int, c client) []string {
 	t.Helper()
-	ids, err := s.Write(claimUID, given(t, driver, gpu.Prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[n].UUID}, Count: 4}, MPS: &client}))
+	ids, err := s.Write(given(t, driver, claimUID, prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[n].UUID}, Count: 4}, MPS: &c}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,8 +222,8 @@ func shareOf(t *testing.T, s *cdi.Specs, driver *cdi.Driver, claimUID string, n 
 func TestMountsAreOnlyTheDriversAndTheClaims(t *testing.T) {
 	s, driver, dir := shared(t)
 	pipe := daemonDir(t, "gpu/pipe")
-	ids, err := s.Write("claim-1", given(t, driver, gpu.Prepared{
-		Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[1].UUID}, Count: 4}, MPS: &gpu.MPSClient{MPSDirs: gpu.MPSDirs{PipeDir: pipe}},
+	ids, err := s.Write(given(t, driver, "claim-1", prepared{
+		Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[1].UUID}, Count: 4}, MPS: &client{MPSDirs: gpu.MPSDirs{PipeDir: pipe}},
 	}))
 	if err != nil {
 		t.Fatal(err)
@@ -254,7 +257,7 @@ func TestDaemonsDirectoryIsMissing(t *testing.T) {
 		"pipe that isn't said": {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := s.Write("claim-1", given(t, driver, gpu.Prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[0].UUID}}, MPS: &gpu.MPSClient{MPSDirs: dirs}}))
+			_, err := s.Write(given(t, driver, "claim-1", prepared{Device: gpu.Share{Of: gpu.Whole{GPU: driver.GPUs[0].UUID}}, MPS: &client{MPSDirs: dirs}}))
 			if name != "pipe that isn't said" && (err == nil || !strings.Contains(err.Error(), "/run/tessera/mps/d/gone")) || err == nil {
 				t.Errorf("got %v, want an error that names the directory", err)
 			}

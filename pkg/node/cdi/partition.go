@@ -18,13 +18,12 @@ import (
 // partitionEdits returns the node of the GPU and the two capabilities that a
 // process needs to use a GPU in MIG mode: one of the GPU instance, one of its
 // compute instance.
-func (s *Specs) partitionEdits(d *Driver, dev device, given gpu.Prepared) (specs.ContainerEdits, error) {
-	i := given.Instance
+func (s *Specs) partitionEdits(d *Driver, dev device, uuid gpu.UUID, i gpu.Instance) (specs.ContainerEdits, error) {
 	if i.UUID == "" || i.ComputeInstanceID == gpu.NoComputeInstance {
 		return specs.ContainerEdits{}, fmt.Errorf("GPU instance %d of GPU %s is not a MIG device: it has no compute instance that takes all of it",
-			i.GPUInstanceID, given.Device.Parent())
+			i.GPUInstanceID, uuid)
 	}
-	minor, err := minorOf(d, given.Device.Parent())
+	minor, err := minorOf(d, uuid)
 	if err != nil {
 		return specs.ContainerEdits{}, err
 	}

@@ -16,7 +16,7 @@ import (
 
 // partition creates a partition with the GPU's first profile at its n-th
 // placement, and destroys it after the test.
-func partition(t *testing.T, d *cdi.Driver, index, n int) gpu.Prepared {
+func partition(t *testing.T, d *cdi.Driver, index, n int) prepared {
 	t.Helper()
 	g := d.GPUs[index]
 	if now, err := d.Session.MIG(g.UUID); err != nil {
@@ -41,28 +41,7 @@ func partition(t *testing.T, d *cdi.Driver, index, n int) gpu.Prepared {
 			t.Error(err)
 		}
 	})
-	return gpu.Prepared{Device: p, Instance: instance}
-}
-
-func nameOf(t *testing.T, d *cdi.Driver, device gpu.Device) gpu.DeviceName {
-	t.Helper()
-	names, err := gpu.NewNames(d.GPUs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name, ok := names.Name(device)
-	if !ok {
-		t.Fatalf("%v has no name", device)
-	}
-	return name
-}
-
-func given(t *testing.T, d *cdi.Driver, all ...gpu.Prepared) map[gpu.DeviceName]gpu.Prepared {
-	devices := map[gpu.DeviceName]gpu.Prepared{}
-	for _, one := range all {
-		devices[nameOf(t, d, one.Device)] = one
-	}
-	return devices
+	return prepared{Device: p, Instance: instance}
 }
 
 func TestPartitionSpecification(t *testing.T) {
@@ -70,7 +49,7 @@ func TestPartitionSpecification(t *testing.T) {
 	if err := s.SetDriver(driver); err != nil {
 		t.Fatal(err)
 	}
-	checkGolden(t, s, dir, given(t, driver, partition(t, driver, 1, 0), partition(t, driver, 1, 2)), "testdata/partition.json")
+	checkGolden(t, s, dir, given(t, driver, goldenClaim, partition(t, driver, 1, 0), partition(t, driver, 1, 2)), "testdata/partition.json")
 }
 
 // The container gets the GPU's node and the two capabilities, by number: it
@@ -82,7 +61,7 @@ func TestContainerGetsItsPartitionOnly(t *testing.T) {
 	}
 	partition(t, driver, 2, 0) // another claim's
 	mine := partition(t, driver, 2, 1)
-	ids, err := s.Write("claim-1", given(t, driver, mine))
+	ids, err := s.Write(given(t, driver, "claim-1", mine))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +109,7 @@ func TestWholeGPUInMIGMode(t *testing.T) {
 	if err := s.SetDriver(driver); err != nil {
 		t.Fatal(err)
 	}
-	checkGolden(t, s, dir, devices(t, driver, 0), "testdata/claim.json")
+	checkGolden(t, s, dir, devices(t, driver, goldenClaim, 0), "testdata/claim.json")
 }
 
 func TestPartitionErrors(t *testing.T) {
@@ -145,7 +124,7 @@ func TestPartitionErrors(t *testing.T) {
 	unknown.Instance.GPUInstanceID = 99
 	proc := filepath.Join(installed.Root, "proc")
 	for name, tc := range map[string]struct {
-		given gpu.Prepared
+		given prepared
 		aside string
 		says  string
 	}{
@@ -163,7 +142,7 @@ func TestPartitionErrors(t *testing.T) {
 				}
 				defer os.Rename(path+".aside", path)
 			}
-			_, err := s.Write("claim-1", map[gpu.DeviceName]gpu.Prepared{"gpu-0-mig-x-0": tc.given})
+			_, err := s.Write(given(t, driver, "claim-1", tc.given))
 			if err == nil || !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("got %v, want an error that says %q", err, tc.says)
 			}
@@ -208,7 +187,7 @@ func TestUpdateDriverComputesOnlyWhatChanged(t *testing.T) {
 	if _, err := s.UpdateDriver(driver, 0, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Write("claim-1", devices(t, driver, 0)); err != nil {
+	if _, err := s.Write(devices(t, driver, "claim-1", 0)); err != nil {
 		t.Error(err)
 	}
 }

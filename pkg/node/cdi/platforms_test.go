@@ -121,7 +121,7 @@ func commonOn(t *testing.T, dir, flag string) specs.ContainerEdits {
 	if err := s.SetDriver(driver); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Write("claim-1", devices(t, driver, 0)); err != nil {
+	if _, err := s.Write(devices(t, driver, "claim-1", 0)); err != nil {
 		t.Fatal(err)
 	}
 	data, err := os.ReadFile(filepath.Join(cdiDir, "k8s.gpu.nvidia.com-driver.json"))

@@ -21,6 +21,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 const (
@@ -81,14 +82,15 @@ func New(cfg Config) *Specs {
 
 // Write writes the claim's specification and returns, for each of its devices,
 // the CDI names that a container with the device needs, the device's own first: the
-// kubelet identifies the device by it in the pod's status. Devices have names that
-// are unique in the claim. When it returns, the file and the common one are
+// kubelet identifies the device by it in the pod's status. Devices have the names of
+// holding.Record.CDIDevices. When it returns, the file and the common one are
 // complete, and every device node, library and directory that they name is on
 // the host; otherwise the error names what is missing. Capabilities of a
 // partition are read from the driver each time: a partition that was created
 // again is another instance. Writing the same again is cheap and changes
 // nothing.
-func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName][]string, error) {
+func (s *Specs) Write(claim holding.Made) (map[gpu.DeviceName][]string, error) {
+	claimUID, devices := claim.ClaimUID, claim.CDIDevices()
 	if err := parser.ValidateDeviceName(claimUID); err != nil {
 		return nil, fmt.Errorf("write CDI specification of claim %q: %w", claimUID, err)
 	}
@@ -103,7 +105,7 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) 
 	ids := make(map[gpu.DeviceName][]string, len(devices))
 	for _, name := range sortedNames(devices) {
 		device := claimUID + "-" + string(name)
-		own, err := s.editsOf(driver, edits, devices[name])
+		own, err := s.editsOf(driver, edits, claim, devices[name])
 		if err != nil {
 			return nil, fmt.Errorf("write CDI specification of claim %s: device %s: %w", claimUID, name, err)
 		}
@@ -122,7 +124,7 @@ func (s *Specs) Write(claimUID string, devices map[gpu.DeviceName]gpu.Prepared) 
 // current returns edits whose nodes and files for the devices all exist on the
 // host. If some are stale or missing, it computes the edits once more: device
 // nodes appear late on a fresh node, and a reloaded driver has different ones.
-func (s *Specs) current(devices map[gpu.DeviceName]gpu.Prepared) (*Driver, *computed, error) {
+func (s *Specs) current(devices map[gpu.DeviceName]holding.Holding) (*Driver, *computed, error) {
 	driver, edits := s.get()
 	if driver == nil {
 		return nil, nil, ErrNoDriver
@@ -151,18 +153,18 @@ func (s *Specs) get() (*Driver, *computed) {
 	return nil, nil
 }
 
-func sortedNames(devices map[gpu.DeviceName]gpu.Prepared) []gpu.DeviceName {
+func sortedNames(devices map[gpu.DeviceName]holding.Holding) []gpu.DeviceName {
 	return slices.Sorted(maps.Keys(devices))
 }
 
 // check returns an error if a path in the edits isn't on the host.
-func (c *computed) check(h driverroot.Host, d *Driver, devices map[gpu.DeviceName]gpu.Prepared) error {
+func (c *computed) check(h driverroot.Host, d *Driver, devices map[gpu.DeviceName]holding.Holding) error {
 	return h.Do(func() error {
 		if err := checkEdits(d, &c.common, "/dev/nvidiactl", "/dev/nvidia-uvm"); err != nil {
 			return err
 		}
 		for _, name := range sortedNames(devices) {
-			if err := c.checkDevice(d, devices[name].Device); err != nil {
+			if err := c.checkDevice(d, devices[name]); err != nil {
 				return fmt.Errorf("device %s: %w", name, err)
 			}
 		}
@@ -173,19 +175,17 @@ func (c *computed) check(h driverroot.Host, d *Driver, devices map[gpu.DeviceNam
 // checkDevice returns an error if a path in a device's edits isn't on the host.
 // The paths of partitions are read when their edits are computed. It runs inside
 // Host.Do, where / is the host's root.
-func (c *computed) checkDevice(d *Driver, of gpu.Device) error {
-	dev, ok := c.devices[of.Parent()]
+func (c *computed) checkDevice(d *Driver, g holding.Holding) error {
+	dev, ok := c.devices[g.GPU]
 	if !ok {
-		return fmt.Errorf("the driver lists no GPU %s now", of.Parent())
+		return fmt.Errorf("the driver lists no GPU %s now", g.GPU)
 	}
 	if dev.err != nil {
 		return dev.err
 	}
 	edits := dev.edits
-	switch of.(type) {
-	case gpu.Partition, gpu.Share:
+	if g.Share != nil || g.Partition != (holding.Partition{}) {
 		edits = dev.parent()
-	case gpu.Whole, gpu.Replica:
 	}
 	return checkEdits(d, &edits, dev.node)
 }
@@ -257,32 +257,27 @@ func (s *Specs) markEdits(claimUID string) (specs.ContainerEdits, error) {
 }
 
 // editsOf returns the edits of one device of a claim.
-func (s *Specs) editsOf(d *Driver, c *computed, given gpu.Prepared) (specs.ContainerEdits, error) {
-	edits, err := s.siliconEdits(d, c.devices[given.Device.Parent()], given)
-	if err != nil || given.MPS == nil {
+func (s *Specs) editsOf(d *Driver, c *computed, claim holding.Made, g holding.Holding) (specs.ContainerEdits, error) {
+	edits, err := s.siliconEdits(d, c.devices[g.GPU], claim, g)
+	daemon := claim.Daemon(g)
+	if err != nil || daemon == "" {
 		return edits, err
 	}
-	mps, err := s.mpsEdits(given.MPS)
+	mps, err := s.mpsEdits(claim.Daemons[daemon], g.MPS.ThreadPercentage, claim.MemoryLimits(g))
 	edits.Env, edits.Mounts = slices.Concat(edits.Env, mps.Env), slices.Concat(edits.Mounts, mps.Mounts)
 	return edits, err
 }
 
 // siliconEdits returns the edits that give a container access to the GPU or the
 // partition.
-func (s *Specs) siliconEdits(d *Driver, dev device, given gpu.Prepared) (specs.ContainerEdits, error) {
-	switch of := given.Device.(type) {
-	case gpu.Whole, gpu.Replica:
-		return dev.edits, nil
-	case gpu.Partition:
-		return s.partitionEdits(d, dev, given)
-	case gpu.Share:
-		if _, ok := of.Of.(gpu.Partition); ok {
-			return s.partitionEdits(d, dev, given)
-		}
-		return dev.parent(), nil
-	default:
-		return specs.ContainerEdits{}, fmt.Errorf("%T is an unknown kind of device", given.Device)
+func (s *Specs) siliconEdits(d *Driver, dev device, claim holding.Made, g holding.Holding) (specs.ContainerEdits, error) {
+	if p, ok := g.Base().(gpu.Partition); ok {
+		return s.partitionEdits(d, dev, p.GPU, claim.Instances[p])
 	}
+	if g.Share != nil {
+		return dev.parent(), nil
+	}
+	return dev.edits, nil
 }
 
 // parent returns the edits of the GPU that a part of it needs: its device node, and

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
 	"github.com/tessera-dra/tessera/pkg/node/cdi"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 func TestContainerGetsItsGPUsOnly(t *testing.T) {
@@ -23,8 +24,8 @@ func TestContainerGetsItsGPUsOnly(t *testing.T) {
 	if err := s.SetDriver(driver); err != nil {
 		t.Fatal(err)
 	}
-	claimed := devices(t, driver, 1, 3)
-	ids, err := s.Write("claim-1", claimed)
+	claimed := devices(t, driver, "claim-1", 1, 3)
+	ids, err := s.Write(claimed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +52,7 @@ func TestContainerGetsItsGPUsOnly(t *testing.T) {
 		t.Errorf("environment %v lets NVIDIA's runtime inject GPUs too", spec.Process.Env)
 	}
 
-	one := inject(t, dir, ids[slices.Sorted(maps.Keys(claimed))[0]])
+	one := inject(t, dir, ids[slices.Sorted(maps.Keys(claimed.CDIDevices()))[0]])
 	if n := len(paths(one)); n != 5 {
 		t.Errorf("a container that uses one of the claim's two devices got %v", paths(one))
 	}
@@ -67,7 +68,7 @@ func TestFirstNamesDiffer(t *testing.T) {
 	}
 	first := map[string]bool{}
 	for _, claim := range []string{"claim-1", "claim-2"} {
-		ids, err := s.Write(claim, devices(t, driver, 0, 1))
+		ids, err := s.Write(devices(t, driver, claim, 0, 1))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +122,7 @@ func TestClaimSpecification(t *testing.T) {
 	if err := s.SetDriver(driver); err != nil {
 		t.Fatal(err)
 	}
-	checkGolden(t, s, dir, devices(t, driver, 0), "testdata/claim.json")
+	checkGolden(t, s, dir, devices(t, driver, goldenClaim, 0), "testdata/claim.json")
 }
 
 func TestRemoveAndList(t *testing.T) {
@@ -132,14 +133,14 @@ func TestRemoveAndList(t *testing.T) {
 	if err := s.Remove("claim-1"); err != nil {
 		t.Errorf("remove what isn't there: %v", err)
 	}
-	if _, err := s.Write("claim-1", nil); err == nil {
+	if _, err := s.Write(holding.Made{Record: holding.Record{ClaimUID: "claim-1"}}); err == nil {
 		t.Error("wrote without a driver")
 	}
 	if err := s.SetDriver(driver); err != nil {
 		t.Fatal(err)
 	}
 	for _, uid := range []string{"claim-1", "claim-2"} {
-		if _, err := s.Write(uid, devices(t, driver, 0)); err != nil {
+		if _, err := s.Write(devices(t, driver, uid, 0)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -181,7 +182,7 @@ func TestTidy(t *testing.T) {
 	if err := s.SetDriver(driver); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Write("claim-1", devices(t, driver, 0)); err != nil {
+	if _, err := s.Write(devices(t, driver, "claim-1", 0)); err != nil {
 		t.Fatal(err)
 	}
 	const foreign = "example.com-x.json.1.tmp"
@@ -214,7 +215,7 @@ func TestWipedDirectory(t *testing.T) {
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	ids, err := s.Write("claim-1", devices(t, driver, 0))
+	ids, err := s.Write(devices(t, driver, "claim-1", 0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +254,7 @@ func TestManyAtOnce(t *testing.T) {
 		wg.Go(func() {
 			uid := "claim-" + string(rune('a'+i))
 			for range 20 {
-				if _, err := s.Write(uid, devices(t, driver, i)); err != nil {
+				if _, err := s.Write(devices(t, driver, uid, i)); err != nil {
 					t.Error(err)
 				}
 				if err := s.Remove(uid); err != nil {
@@ -279,9 +280,9 @@ func BenchmarkWrite(b *testing.B) {
 	if err := s.SetDriver(driver); err != nil {
 		b.Fatal(err)
 	}
-	d := devices(b, driver, 0)
+	d := devices(b, driver, "claim-1", 0)
 	for b.Loop() {
-		if _, err := s.Write("claim-1", d); err != nil {
+		if _, err := s.Write(d); err != nil {
 			b.Fatal(err)
 		}
 		if err := s.Remove("claim-1"); err != nil {

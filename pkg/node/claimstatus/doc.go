@@ -5,7 +5,7 @@
 // because the partition is created after it was allocated. For other devices
 // nothing is written.
 //
-// Writing never delays a prepare: Tell only stores the facts; Run reads the
+// Writing never delays a prepare: Enqueue only stores the facts; Run reads the
 // claim and writes, and retries while the API server can't be reached. The
 // status is optional: one that a server refuses isn't written again. If a server
 // doesn't store the field (before Kubernetes 1.33), statuses wait, and one of them

@@ -41,7 +41,7 @@ func TestFailedWritesAreRetriedSeldom(t *testing.T) {
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 		ended := make(chan error, 1)
 		go func() { ended <- w.Run(ctx) }()
-		w.Enqueue(ref("uid-1"), partition())
+		w.Enqueue(partition())
 		most := pacetest.Bound{Attempts: 16} // two requests an attempt: one reads; it logs at a higher verbosity
 		pacetest.Minutes(t, func() int { return int(s.requests.Load()) }, lines, func() { time.Sleep(time.Minute) }, most, most, most)
 		cancel()

@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // data is the content of status.devices[].data for a MIG device or an MPS
@@ -65,43 +66,44 @@ type status struct {
 
 // statuses returns the elements of the claim's status, ordered by name, for
 // partitions and shares that it is still allocated: the server refuses others.
-func (w *Writer) statuses(claim *resourceapi.ResourceClaim, devices map[gpu.DeviceName]gpu.Prepared) []status {
+func (w *Writer) statuses(claim *resourceapi.ResourceClaim, made *holding.Made) []status {
 	var all []status
-	for _, key := range slices.Sorted(maps.Keys(devices)) {
-		given := devices[key]
-		d, tells := dataFor(given)
-		if !tells || !allocated(claim, w.driver, w.pool, given) {
+	devices := made.CDIDevices()
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		g := devices[name]
+		d, tells := dataFor(made, g)
+		if !tells || !allocated(claim, w.driver, w.pool, g) {
 			continue
 		}
-		all = append(all, status{Driver: w.driver, Pool: w.pool, Device: string(given.Name), ShareID: given.ShareID, Data: d})
+		all = append(all, status{Driver: w.driver, Pool: w.pool, Device: string(g.Device), ShareID: g.ShareID, Data: d})
 	}
 	return all
 }
 
 // dataFor returns the facts about a device that its attributes don't have;
 // false if there are none.
-func dataFor(given gpu.Prepared) (_ data, tells bool) {
-	d := data{ParentUUID: given.Device.Parent()}
-	if p, ok := gpu.Base(given.Device).(gpu.Partition); ok {
-		i := given.Instance
+func dataFor(made *holding.Made, g holding.Holding) (_ data, tells bool) {
+	d := data{ParentUUID: g.GPU}
+	if p, ok := g.Base().(gpu.Partition); ok {
+		i := made.Instances[p]
 		d.UUID, tells = i.UUID, true
 		d.Instance = &Instance{
 			Profile: p.Profile, Placement: placement(p.Placement),
 			GPUInstanceID: i.GPUInstanceID, ComputeInstanceID: i.ComputeInstanceID,
 		}
 	}
-	if c := given.MPS; c != nil {
-		d.MPS, tells = &mps{ThreadPercentage: c.ThreadPercentage, MemoryMiB: c.MemoryMiB}, true
+	if made.Daemon(g) != "" {
+		d.MPS, tells = &mps{ThreadPercentage: g.MPS.ThreadPercentage, MemoryMiB: made.MemoryLimits(g)}, true
 	}
 	return d, tells
 }
 
-func allocated(claim *resourceapi.ResourceClaim, driver, pool string, given gpu.Prepared) bool {
+func allocated(claim *resourceapi.ResourceClaim, driver, pool string, g holding.Holding) bool {
 	if claim.Status.Allocation == nil {
 		return false
 	}
 	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == driver && r.Pool == pool && r.Device == string(given.Name) && string(ptr.Deref(r.ShareID, "")) == given.ShareID
+		return r.Driver == driver && r.Pool == pool && r.Device == string(g.Device) && string(ptr.Deref(r.ShareID, "")) == g.ShareID
 	})
 }
 
@@ -129,12 +131,12 @@ const fieldManager = "tessera-kubelet-plugin"
 
 // apply writes with server-side apply, so that the elements of other drivers
 // are not changed.
-func (w *Writer) apply(ctx context.Context, uid types.UID, claim types.NamespacedName, statuses []status) error {
+func (w *Writer) apply(ctx context.Context, claim *holding.Made, statuses []status) error {
 	version := strings.ToLower(w.claims.CurrentAPI()) // that of the claim that was read
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": "resource.k8s.io/" + version,
 		"kind":       "ResourceClaim",
-		"metadata":   map[string]any{"name": claim.Name, "namespace": claim.Namespace, "uid": uid},
+		"metadata":   map[string]any{"name": claim.Name, "namespace": claim.Namespace, "uid": claim.ClaimUID},
 		"status":     map[string]any{"devices": statuses},
 	})
 	if err != nil {

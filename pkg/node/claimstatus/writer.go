@@ -14,11 +14,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
 	draclient "k8s.io/dynamic-resource-allocation/client"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 const (
@@ -50,14 +49,8 @@ type Writer struct {
 	// said ensures that a refusal of the server is logged only once.
 	said sync.Once
 
-	// pending has what isn't written yet: a *told for each claim, by UID.
+	// pending has what isn't written yet: a *holding.Made for each claim, by UID.
 	pending sync.Map
-}
-
-// told is the wanted content of a claim's status.
-type told struct {
-	claim   types.NamespacedName
-	devices map[gpu.DeviceName]gpu.Prepared
 }
 
 // New returns a Writer for the devices of a driver in a pool; Run starts it.
@@ -76,9 +69,10 @@ func newWriter(client kubernetes.Interface, driver, pool string, clock clock.Wit
 
 // Enqueue queues a write of the claim's partitions and shares to its status. It doesn't
 // block. For several calls about a claim, the last one counts.
-func (w *Writer) Enqueue(claim kubeletplugin.NamespacedObject, devices map[gpu.DeviceName]gpu.Prepared) {
-	w.pending.Store(claim.UID, &told{claim: claim.NamespacedName, devices: devices})
-	w.queue.AddAfter(claim.UID, w.retryIn())
+func (w *Writer) Enqueue(claim holding.Made) {
+	uid := types.UID(claim.ClaimUID)
+	w.pending.Store(uid, &claim)
+	w.queue.AddAfter(uid, w.retryIn())
 }
 
 // retryIn returns how long writes are paused after the server didn't store a status; at
@@ -120,9 +114,9 @@ func (w *Writer) next(ctx context.Context) bool {
 	if !ok {
 		return true
 	}
-	t := pending.(*told)
+	t := pending.(*holding.Made)
 	err := w.write(ctx, uid, t)
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(t.claim.Namespace, t.claim.Name), "claimUID", uid)
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(t.Namespace, t.Name), "claimUID", uid)
 	if err != nil && !final(err) {
 		logger.V(4).Info("The claim's status isn't written yet", "err", err)
 		w.queue.AddRateLimited(uid)
@@ -152,8 +146,8 @@ func final(err error) bool {
 
 // write writes the claim's status, if the claim is still the prepared one and
 // the status isn't already correct.
-func (w *Writer) write(ctx context.Context, uid types.UID, t *told) error {
-	claim, err := w.claims.ResourceClaims(t.claim.Namespace).Get(ctx, t.claim.Name, metav1.GetOptions{})
+func (w *Writer) write(ctx context.Context, uid types.UID, t *holding.Made) error {
+	claim, err := w.claims.ResourceClaims(t.Namespace).Get(ctx, t.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -163,14 +157,14 @@ func (w *Writer) write(ctx context.Context, uid types.UID, t *told) error {
 	if claim.UID != uid {
 		return nil // another claim with the same name
 	}
-	statuses := w.statuses(claim, t.devices)
+	statuses := w.statuses(claim, t)
 	if len(statuses) == 0 || tells(claim, statuses) {
 		return nil
 	}
 	if w.retryIn() > 0 {
 		return errNotStored // one status in notStoredFor is enough to ask the server
 	}
-	err = w.apply(ctx, uid, t.claim, statuses)
+	err = w.apply(ctx, t, statuses)
 	if errors.Is(err, errNotStored) {
 		w.pauseWrites()
 	}

@@ -14,16 +14,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
 
 	"github.com/tessera-dra/tessera/pkg/clocktest"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
 // server is an API server with one ResourceClaim, in one version of the API.
@@ -93,16 +92,23 @@ const (
 	device = gpu.DeviceName("gpu-980fb007-mig-1g18gb-4")
 )
 
-func partition() map[gpu.DeviceName]gpu.Prepared {
-	return map[gpu.DeviceName]gpu.Prepared{
-		device: {
-			Name:   device,
-			Device: gpu.Partition{GPU: parent, Profile: "1g.18gb", Placement: gpu.Placement{Start: 4, Size: 1}},
-			Instance: gpu.Instance{
-				UUID: "MIG-4ca0a4a9-9d0a-5a4e-8e4f-7b3cd8a2f3a1", Profile: "1g.18gb", Placement: gpu.Placement{Start: 4, Size: 1}, GPUInstanceID: 9,
-			},
-		},
-		"gpu-11111111": {Name: "gpu-11111111", Device: gpu.Whole{GPU: "GPU-11111111-8a10-0135-bada-13f71feaef21"}},
+// part is the partition of partition.
+var part = gpu.Partition{GPU: parent, Profile: "1g.18gb", Placement: gpu.Placement{Start: 4, Size: 1}}
+
+// partition is a claim with a partition and a whole GPU.
+func partition() holding.Made {
+	made := record(holding.New(device, part), holding.New("gpu-11111111", gpu.Whole{GPU: "GPU-11111111-8a10-0135-bada-13f71feaef21"}))
+	made.Instances[part] = gpu.Instance{
+		UUID: "MIG-4ca0a4a9-9d0a-5a4e-8e4f-7b3cd8a2f3a1", Profile: "1g.18gb", Placement: gpu.Placement{Start: 4, Size: 1}, GPUInstanceID: 9,
+	}
+	return made
+}
+
+// record is the claim with these devices.
+func record(holdings ...holding.Holding) holding.Made {
+	return holding.Made{
+		Record:    holding.Record{ClaimUID: "uid-1", Namespace: "default", Name: "training", Holdings: holdings},
+		Instances: map[gpu.Partition]gpu.Instance{},
 	}
 }
 
@@ -116,10 +122,6 @@ func claimed() *resourceapi.ResourceClaim {
 			},
 		}}},
 	}
-}
-
-func ref(uid types.UID) kubeletplugin.NamespacedObject {
-	return kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: "default", Name: "training"}, UID: uid}
 }
 
 // start runs a Writer against the server until the test ends.
@@ -170,7 +172,7 @@ func TestStatusTellsWhichMIGDeviceAPartitionIs(t *testing.T) {
 			s := &server{version: version, claim: claimed()}
 			w := start(t, s)
 			for range 2 { // the second time, the status is already correct
-				w.Enqueue(ref("uid-1"), partition())
+				w.Enqueue(partition())
 				idle(t, w)
 			}
 			want := []string{`application/apply-patch+yaml fieldManager=tessera-kubelet-plugin&force=true ` +
@@ -183,10 +185,10 @@ func TestStatusTellsWhichMIGDeviceAPartitionIs(t *testing.T) {
 				t.Errorf("writes (-want +got):\n%s", diff)
 			}
 			again := partition()
-			one := again[device]
-			one.Instance.GPUInstanceID = 7
-			again[device] = one
-			w.Enqueue(ref("uid-1"), again)
+			instance := again.Instances[part]
+			instance.GPUInstanceID = 7
+			again.Instances[part] = instance
+			w.Enqueue(again)
 			idle(t, w)
 			if len(s.written) != 2 || !strings.Contains(s.written[1], `"gpuInstanceID":7`) {
 				t.Errorf("after it was made again: %v", s.written)
@@ -198,12 +200,12 @@ func TestStatusTellsWhichMIGDeviceAPartitionIs(t *testing.T) {
 func TestNothingIsWritten(t *testing.T) {
 	for name, tc := range map[string]struct {
 		claim   func() *resourceapi.ResourceClaim
-		devices func() map[gpu.DeviceName]gpu.Prepared
+		devices func() holding.Made
 	}{
-		"of whole GPUs": {claimed, func() map[gpu.DeviceName]gpu.Prepared {
-			d := partition()
-			delete(d, device)
-			return d
+		"of whole GPUs": {claimed, func() holding.Made {
+			made := partition()
+			made.Holdings = made.Holdings[1:]
+			return made
 		}},
 		"to a claim that is gone": {func() *resourceapi.ResourceClaim { return nil }, partition},
 		"to another claim of the name": {func() *resourceapi.ResourceClaim {
@@ -220,7 +222,7 @@ func TestNothingIsWritten(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &server{version: "v1", claim: tc.claim()}
 			w := start(t, s)
-			w.Enqueue(ref("uid-1"), tc.devices())
+			w.Enqueue(tc.devices())
 			idle(t, w)
 			if len(s.written) > 0 {
 				t.Errorf("written: %v", s.written)
@@ -242,7 +244,7 @@ func TestFailures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &server{version: "v1", claim: claimed(), refuses: tc.refuses}
 			w := start(t, s)
-			w.Enqueue(ref("uid-1"), partition())
+			w.Enqueue(partition())
 			idle(t, w)
 			if stored := len(s.claim.Status.Devices) > 0; len(s.written) != tc.writes || stored != tc.stored {
 				t.Errorf("%d writes, stored: %v", len(s.written), stored)
@@ -274,11 +276,11 @@ func TestServerWithoutTheField(t *testing.T) {
 			s := &server{version: "v1", claim: claimed(), drops: true}
 			clock := testingclock.NewFakeClock(time.Unix(1000, 0))
 			w := startAt(t, s, clock)
-			w.Enqueue(ref("uid-1"), partition())
+			w.Enqueue(partition())
 			for w.notStoredUntil.Load() == nil { // until the answer to the first write has been read
 				<-time.After(time.Millisecond)
 			}
-			w.Enqueue(ref("uid-1"), partition())
+			w.Enqueue(partition())
 			s.mu.Lock()
 			s.drops = false // it is upgraded
 			if gone {

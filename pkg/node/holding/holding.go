@@ -35,6 +35,17 @@ type Record struct {
 	GivenUp *health.Load `json:"givenUp,omitempty"`
 }
 
+// Made is a claim's record with what was made for the claim.
+type Made struct {
+	Record
+
+	// Instances are those of the partitions that the claim has, or has shares of.
+	Instances map[gpu.Partition]gpu.Instance
+	// Daemons has the directories of the MPS daemons that the claim's processes are clients
+	// of, by the daemons' names.
+	Daemons map[string]gpu.MPSDirs
+}
+
 // Pod is a pod in the claim's namespace.
 type Pod struct {
 	UID  string `json:"uid"`
@@ -171,6 +182,18 @@ func (r Record) Holds(d gpu.Device) bool {
 	return slices.ContainsFunc(r.Holdings, func(g Holding) bool { return !g.Admin && gpu.Conflict(g.Of(), d) })
 }
 
+// CDIDevices returns the holdings by CDIName. Where the claim holds a device and also has
+// admin access to it, that is the one that it holds.
+func (r Record) CDIDevices() map[gpu.DeviceName]Holding {
+	devices := make(map[gpu.DeviceName]Holding, len(r.Holdings))
+	for _, g := range r.Holdings {
+		if _, there := devices[g.CDIName()]; !there || !g.Admin {
+			devices[g.CDIName()] = g
+		}
+	}
+	return devices
+}
+
 // Shares reports whether any of the record's holdings is shared.
 func (r Record) Shares() bool { return slices.ContainsFunc(r.Holdings, Holding.IsShared) }
 
@@ -194,6 +217,19 @@ func (r Record) OwnDaemon() []Holding {
 		}
 	}
 	return own
+}
+
+// MemoryLimits returns how much memory the processes of a holding with MPS may have on each
+// device of their daemon, in MiB and in the order of its device indexes; 0: no limit.
+func (r Record) MemoryLimits(g Holding) []int64 {
+	if g.Share != nil {
+		return []int64{g.MPS.MemoryMiB}
+	}
+	var limits []int64
+	for _, own := range r.OwnDaemon() {
+		limits = append(limits, own.MPS.MemoryMiB)
+	}
+	return limits
 }
 
 // SharedMiB returns how much memory the record's MPS shares of a GPU or partition

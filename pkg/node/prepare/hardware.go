@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,34 +15,18 @@ import (
 // readyDevices makes the devices of a recorded claim ready for its containers: it
 // creates partitions, clears GPUs that are given whole of MIG, and sets up daemons and
 // settings. On an error, the created parts stay.
-func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (map[gpu.DeviceName]gpu.Prepared, error) {
-	if err := p.awaitDaemonEnds(ctx, r); err != nil {
-		return nil, failedAt(stepSharing, err)
-	}
-	made, err := p.readyAll(ctx, r.Holdings)
+func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (holding.Made, error) {
+	made := holding.Made{Record: r}
+	err := p.awaitDaemonEnds(ctx, r)
 	if err != nil {
-		return nil, failedAt(stepHardware, err)
+		return made, failedAt(stepSharing, err)
+	}
+	if made.Instances, err = p.readyAll(ctx, r.Holdings); err != nil {
+		return made, failedAt(stepHardware, err)
 	}
 	p.cfg.Steps.Reached("prepare.ready")
-	dirs, err := p.setUpSharing(ctx, r, made)
-	if err != nil {
-		return nil, failedAt(stepSharing, err)
-	}
-	// made is keyed by device. The result is keyed by the holding's name, because a
-	// device that can be allocated several times needs one CDI device per share. If a
-	// claim holds a device and also has admin access to it, the holding's entry wins.
-	prepared := make(map[gpu.DeviceName]gpu.Prepared, len(r.Holdings))
-	for _, g := range r.Holdings {
-		d := made[g.Device]
-		d.Name, d.ShareID = g.Device, g.ShareID
-		if d.MPS, err = clientOf(r, g, dirs[g.Device]); err != nil {
-			return nil, fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
-		}
-		if _, exists := prepared[g.CDIName()]; !exists || !g.Admin {
-			prepared[g.CDIName()] = d
-		}
-	}
-	return prepared, nil
+	made.Daemons, err = p.setUpSharing(ctx, made)
+	return made, failedAt(stepSharing, err)
 }
 
 // awaitDaemonEnds waits for the ends of MPS daemons on GPUs that the claim is to have
@@ -60,46 +43,49 @@ func (p *Preparer) awaitDaemonEnds(ctx context.Context, r holding.Record) error 
 	return nil
 }
 
-// readyAll makes the silicon of the holdings ready, by device: different GPUs at
-// once, one GPU in order.
-func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (map[gpu.DeviceName]gpu.Prepared, error) {
-	made := make(chan map[gpu.DeviceName]gpu.Prepared, len(holdings))
+// readyAll makes the silicon of the holdings ready, and returns the instances of partitions:
+// different GPUs at once, one GPU in order.
+func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (map[gpu.Partition]gpu.Instance, error) {
+	made := make(chan map[gpu.Partition]gpu.Instance, len(holdings))
 	group, ctx := errgroup.WithContext(ctx)
 	for _, onGPU := range byGPU(holdings) {
 		group.Go(func() error {
-			devices, err := p.readyGPU(ctx, onGPU)
-			made <- devices
+			instances, err := p.readyGPU(ctx, onGPU)
+			made <- instances
 			return err
 		})
 	}
 	err := group.Wait()
 	close(made)
-	all := make(map[gpu.DeviceName]gpu.Prepared, len(holdings))
-	for devices := range made {
-		maps.Copy(all, devices)
+	all := map[gpu.Partition]gpu.Instance{}
+	for instances := range made {
+		maps.Copy(all, instances)
 	}
 	return all, err
 }
 
-// readyGPU makes the silicon of holdings of one GPU ready, by device.
-func (p *Preparer) readyGPU(ctx context.Context, holdings []holding.Holding) (map[gpu.DeviceName]gpu.Prepared, error) {
-	made, instances := map[gpu.DeviceName]gpu.Prepared{}, map[gpu.Device]gpu.Instance{}
+// readyGPU makes the silicon of holdings of one GPU ready.
+func (p *Preparer) readyGPU(ctx context.Context, holdings []holding.Holding) (map[gpu.Partition]gpu.Instance, error) {
+	instances := map[gpu.Partition]gpu.Instance{}
+	var ready []gpu.Device
 	for _, g := range holdings {
 		if err := context.Cause(ctx); err != nil {
 			return nil, err // the caller no longer waits for the rest
 		}
-		instance, ready := instances[g.Base()]
-		if !ready {
-			var err error
-			if instance, err = p.readyDevice(ctx, g); err != nil {
-				return nil, fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
-			}
-			instances[g.Base()] = instance
-			p.cfg.Steps.Reached("prepare.made")
+		if slices.Contains(ready, g.Base()) {
+			continue
 		}
-		made[g.Device] = gpu.Prepared{Device: g.Of(), Instance: instance}
+		instance, err := p.readyDevice(ctx, g)
+		if err != nil {
+			return nil, fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
+		}
+		if part, ok := g.Base().(gpu.Partition); ok {
+			instances[part] = instance
+		}
+		ready = append(ready, g.Base())
+		p.cfg.Steps.Reached("prepare.made")
 	}
-	return made, nil
+	return instances, nil
 }
 
 // readyDevice creates the partition and returns its instance; of a whole GPU it clears
@@ -124,11 +110,11 @@ func (p *Preparer) readyDevice(ctx context.Context, g holding.Holding) (gpu.Inst
 }
 
 // setUpSharing sets up what the claim shares, if it shares anything.
-func (p *Preparer) setUpSharing(ctx context.Context, r holding.Record, made map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
-	if !r.Shares() {
+func (p *Preparer) setUpSharing(ctx context.Context, made holding.Made) (map[string]gpu.MPSDirs, error) {
+	if !made.Shares() {
 		return nil, nil //nolint:nilnil // no daemons
 	}
-	dirs, err := p.cfg.Sharing.Join(ctx, r, made)
+	dirs, err := p.cfg.Sharing.Join(ctx, made.Record, made.Instances)
 	if err != nil {
 		return nil, fmt.Errorf("set up what the claim shares: %w", err)
 	}
@@ -156,26 +142,6 @@ func (p *Preparer) ensureUnshared(ctx context.Context, r holding.Record) error {
 		return fmt.Errorf("wait until claims that shared the GPU have left it as it was: %w", err)
 	}
 	return nil
-}
-
-// clientOf returns the paths and limits of the claim's containers as clients of
-// the holding's MPS daemon; nil if it has no MPS.
-func clientOf(r holding.Record, g holding.Holding, dirs gpu.MPSDirs) (*gpu.MPSClient, error) {
-	if g.MPS == nil || g.Admin {
-		return nil, nil //nolint:nilnil // not a client
-	}
-	if dirs.PipeDir == "" {
-		return nil, errors.New("it has no MPS daemon")
-	}
-	c := &gpu.MPSClient{MPSDirs: dirs, ThreadPercentage: g.MPS.ThreadPercentage}
-	if g.Share != nil {
-		c.MemoryMiB = []int64{g.MPS.MemoryMiB}
-		return c, nil
-	}
-	for _, of := range r.OwnDaemon() {
-		c.MemoryMiB = append(c.MemoryMiB, of.MPS.MemoryMiB)
-	}
-	return c, nil
 }
 
 // byGPU returns each device once, by GPU; on a GPU those that are held

@@ -219,30 +219,28 @@ func (p *Preparer) addPods(c *holding.Claim, pods []holding.Pod) error {
 // realize has the hardware make what the record says, and writes the spec. The
 // claim's lock is held.
 func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (map[gpu.DeviceName][]string, error) {
-	devices, err := p.readyDevices(ctx, r)
+	made, err := p.readyDevices(ctx, r)
 	if err == nil {
 		err = failedAt(stepSharing, p.ensureUnshared(ctx, r))
 	}
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, err)
 	}
-	ids, err := p.cfg.Specs.Write(r.ClaimUID, devices)
+	ids, err := p.cfg.Specs.Write(made)
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, failedAt(stepCDI, fmt.Errorf("write the CDI spec of the claim: %w", err)))
 	}
 	p.cfg.Steps.Reached("prepare.written")
-	p.notifyPrepared(r, devices)
+	p.notifyPrepared(made)
 	return ids, nil
 }
 
 // notifyPrepared passes on what a claim was given whose devices' attributes don't say
 // it all.
-func (p *Preparer) notifyPrepared(r holding.Record, devices map[gpu.DeviceName]gpu.Prepared) {
+func (p *Preparer) notifyPrepared(made holding.Made) {
 	hasNews := func(g holding.Holding) bool { return g.Partition != holding.Partition{} || g.MPS != nil }
-	if slices.ContainsFunc(r.Holdings, hasNews) {
-		p.cfg.Statuses.Enqueue(kubeletplugin.NamespacedObject{
-			NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, UID: types.UID(r.ClaimUID),
-		}, devices)
+	if slices.ContainsFunc(made.Holdings, hasNews) {
+		p.cfg.Statuses.Enqueue(made)
 	}
 }
 

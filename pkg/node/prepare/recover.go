@@ -104,15 +104,15 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	if err := p.resolvable(r); err != nil {
 		return err
 	}
-	devices, err := p.readyDevices(ctx, r)
+	made, err := p.readyDevices(ctx, r)
 	if err != nil {
 		return err
 	}
-	if _, err := p.cfg.Specs.Write(claimUID, devices); err != nil {
+	if _, err := p.cfg.Specs.Write(made); err != nil {
 		return fmt.Errorf("write the CDI spec again: %w", err)
 	}
 	p.cfg.Steps.Reached("recover.written")
-	p.notifyPrepared(r, devices)
+	p.notifyPrepared(made)
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/prepare"
 )
 
@@ -26,7 +27,7 @@ func TestRecover(t *testing.T) {
 	if err := os.Mkdir(f.node.cdi, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.specs.Write("orphan", map[gpu.DeviceName]gpu.Prepared{gpuName(0): {Device: gpu.Whole{GPU: uuidOf(0)}}}); err != nil {
+	if _, err := f.specs.Write(holding.Made{Record: holding.Record{ClaimUID: "orphan", Holdings: []holding.Holding{holding.New(gpuName(0), gpu.Whole{GPU: uuidOf(0)})}}}); err != nil {
 		t.Fatal(err)
 	}
 	f.journal.Close()

@@ -326,12 +326,12 @@ func (m *Manager) daemon(name string) (mps.Daemon, error) {
 
 // remember notes that the claim joins, and with which instances of its partitions if others
 // created those. It forgets those of claims that have gone.
-func (m *Manager) remember(r holding.Record, given map[gpu.DeviceName]gpu.Prepared) {
+func (m *Manager) remember(r holding.Record, instances map[gpu.Partition]gpu.Instance) {
 	others := map[gpu.Partition]gpu.UUID{}
 	for _, g := range r.Holdings {
 		p, ok := g.Base().(gpu.Partition)
-		if _, made := m.made(p); ok && !made && given[g.Device].Instance.UUID != "" {
-			others[p] = given[g.Device].Instance.UUID
+		if _, made := m.made(p); ok && !made && instances[p].UUID != "" {
+			others[p] = instances[p].UUID
 		}
 	}
 	m.mu.Lock()

@@ -222,7 +222,6 @@ func TestDaemonOfARestartedPlugin(t *testing.T) {
 }
 
 // instances returns the answer of the partitions' Manager for a claim with one partition.
-func instances(r holding.Record, mig gpu.UUID) map[gpu.DeviceName]gpu.Prepared {
-	g := r.Holdings[0]
-	return map[gpu.DeviceName]gpu.Prepared{g.Device: {Device: g.Of(), Instance: gpu.Instance{UUID: mig}}}
+func instances(r holding.Record, mig gpu.UUID) map[gpu.Partition]gpu.Instance {
+	return map[gpu.Partition]gpu.Instance{r.Holdings[0].Base().(gpu.Partition): {UUID: mig}}
 }

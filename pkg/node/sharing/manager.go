@@ -183,21 +183,20 @@ func (m *Manager) conditions() map[gpu.UUID][]gpu.Condition {
 }
 
 // Join sets up the sharing of a claim whose record is in the journal: compute
-// mode, time slice, MPS daemons. given has its devices that are, or are shares
-// of, partitions, with their instances. It returns the directories by which
-// containers reach the daemon of each device whose holding has MPS. Idempotent. The caller
-// has created the claim's partitions and keeps them until Leave. Until Join begins, Run starts
+// mode, time slice, MPS daemons. instances are those of the partitions that it has, or has
+// shares of. It returns the directories by which containers reach the claim's daemons, by
+// the daemons' names. Idempotent. The caller has created the claim's partitions and keeps them until Leave. Until Join begins, Run starts
 // no daemon for the claim.
 //
 // After an error, Leave or Run takes down the part that was set up.
-func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.DeviceName]gpu.Prepared) (map[gpu.DeviceName]gpu.MPSDirs, error) {
-	m.remember(r, given)
+func (m *Manager) Join(ctx context.Context, r holding.Record, instances map[gpu.Partition]gpu.Instance) (map[string]gpu.MPSDirs, error) {
+	m.remember(r, instances)
 	err := agenda.Each(r.GPUs(), func(uuid gpu.UUID) error { return m.know(ctx, uuid) })
 	if err != nil {
 		return nil, err
 	}
 	groups := m.groups(r)
-	joined := make(chan map[gpu.DeviceName]gpu.MPSDirs, len(groups))
+	joined := make(chan map[string]gpu.MPSDirs, len(groups))
 	err = agenda.Each(groups, func(uuids []gpu.UUID) error {
 		v, err := m.visit(ctx, uuids)
 		if err != nil {
@@ -212,7 +211,7 @@ func (m *Manager) Join(ctx context.Context, r holding.Record, given map[gpu.Devi
 		return nil, err
 	}
 	close(joined)
-	all := map[gpu.DeviceName]gpu.MPSDirs{}
+	all := map[string]gpu.MPSDirs{}
 	for dirs := range joined {
 		maps.Copy(all, dirs)
 	}
@@ -234,7 +233,7 @@ func (m *Manager) EnsureUnshared(ctx context.Context, uuids ...gpu.UUID) error {
 			return err
 		}
 		defer v.end()
-		return v.explain(v.applyPlan(ctx))
+		return v.explain(v.applyNeeds(ctx))
 	})
 }
 

@@ -131,12 +131,11 @@ func (n *node) run(t *testing.T) (end func()) {
 }
 
 // given is the answer of the partitions' Manager.
-func given(r holding.Record) map[gpu.DeviceName]gpu.Prepared {
-	all := map[gpu.DeviceName]gpu.Prepared{}
+func given(r holding.Record) map[gpu.Partition]gpu.Instance {
+	all := map[gpu.Partition]gpu.Instance{}
 	for _, g := range r.Holdings {
 		if p, ok := g.Base().(gpu.Partition); ok {
-			uuid := gpu.UUID(fmt.Sprintf("MIG-%s-%d", p.GPU[4:12], p.Placement.Start))
-			all[g.Device] = gpu.Prepared{Device: g.Of(), Instance: gpu.Instance{UUID: uuid}}
+			all[p] = gpu.Instance{UUID: gpu.UUID(fmt.Sprintf("MIG-%s-%d", p.GPU[4:12], p.Placement.Start))}
 		}
 	}
 	return all
@@ -153,7 +152,7 @@ func (n *node) hold(t testing.TB, r holding.Record) holding.Record {
 	return r
 }
 
-func (n *node) prepare(t testing.TB, r holding.Record) map[gpu.DeviceName]gpu.MPSDirs {
+func (n *node) prepare(t testing.TB, r holding.Record) map[string]gpu.MPSDirs {
 	t.Helper()
 	r = n.hold(t, r)
 	clients, err := n.Join(t.Context(), r, given(r))

@@ -115,15 +115,15 @@ func TestWanted(t *testing.T) {
 func TestClients(t *testing.T) {
 	n := newNode(t, newMachine())
 	r := claim("a", share(gpu0, 1), ofPartition(gpu1, 0), admin(share(gpu1, 2)))
-	want := map[gpu.DeviceName]gpu.MPSDirs{
-		"gpu-980fb007-mps4-1":           {PipeDir: "/run/d/gpu-980fb007/pipe"},
-		"gpu-11111111-mig-1g18gb-0-mps": {PipeDir: "/run/d/gpu-11111111-mig-1g18gb-0/pipe"},
+	want := map[string]gpu.MPSDirs{
+		"gpu-980fb007":              {PipeDir: "/run/d/gpu-980fb007/pipe"},
+		"gpu-11111111-mig-1g18gb-0": {PipeDir: "/run/d/gpu-11111111-mig-1g18gb-0/pipe"},
 	}
 	if diff := cmp.Diff(want, n.prepare(t, r)); diff != "" {
-		t.Errorf("clients (-want +got):\n%s", diff)
+		t.Errorf("daemons (-want +got):\n%s", diff)
 	}
 	if got := n.prepare(t, claim("b", whole(gpu1))); len(got) > 0 {
-		t.Errorf("clients of a whole GPU: %v", got)
+		t.Errorf("daemons of a whole GPU: %v", got)
 	}
 }
 

@@ -42,32 +42,28 @@ func (v *visit) explain(err error) error {
 }
 
 // join applies what claims need to the GPUs, and starts the daemons of the claim r.
-func (v *visit) join(ctx context.Context, r holding.Record) (map[gpu.DeviceName]gpu.MPSDirs, error) {
-	if err := v.applyPlan(ctx); err != nil {
+func (v *visit) join(ctx context.Context, r holding.Record) (map[string]gpu.MPSDirs, error) {
+	if err := v.applyNeeds(ctx); err != nil {
 		return nil, err
 	}
-	dirs, states := map[gpu.DeviceName]gpu.MPSDirs{}, map[string]mps.State{}
+	dirs := map[string]gpu.MPSDirs{}
 	for _, g := range r.Holdings {
 		name := r.Daemon(g)
-		if name == "" || !slices.Contains(v.uuids, g.GPU) {
+		if _, done := dirs[name]; done || name == "" || !slices.Contains(v.uuids, g.GPU) {
 			continue
 		}
-		s, ok := states[name]
-		if !ok {
-			var err error
-			if s, err = v.m.ensure(ctx, name); err != nil {
-				return nil, err
-			}
-			states[name] = s
+		s, err := v.m.ensure(ctx, name)
+		if err != nil {
+			return nil, err
 		}
-		dirs[g.Device] = gpu.MPSDirs{PipeDir: s.PipeDir, ShmDir: s.ShmDir}
+		dirs[name] = gpu.MPSDirs{PipeDir: s.PipeDir, ShmDir: s.ShmDir}
 	}
-	return dirs, v.open(ctx, slices.Collect(maps.Keys(states)))
+	return dirs, v.open(ctx, slices.Collect(maps.Keys(dirs)))
 }
 
-// applyPlan stops the daemons that no claim needs, and then applies the settings that
+// applyNeeds stops the daemons that no claim needs, and then applies the settings that
 // claims need.
-func (v *visit) applyPlan(ctx context.Context) error {
+func (v *visit) applyNeeds(ctx context.Context) error {
 	if err := v.stopUnwanted(ctx); err != nil {
 		return err
 	}
