@@ -27,7 +27,7 @@ func FromWire(w *mpspb.Daemon) Daemon {
 func StateToWire(s State) *mpspb.State {
 	return &mpspb.State{
 		Daemon: ToWire(s.Daemon), Pid: int32(s.PID), PipeDir: s.PipeDir, ShmDir: s.ShmDir,
-		Phase: phaseToWire(s.Phase), Message: s.Message, Restarts: int32(s.Restarts),
+		Phase: phases[s.Phase], Message: s.Message, Restarts: int32(s.Restarts),
 		ServerPid: int32(s.ServerPID), Trouble: s.Trouble, Revision: uint64(s.Revision),
 	}
 }
@@ -59,32 +59,21 @@ func ReportFromWire(w *mpspb.States) Report {
 	return r
 }
 
-func phaseToWire(p Phase) mpspb.Phase {
-	switch p {
-	case Running:
-		return mpspb.Phase_PHASE_RUNNING
-	case Starting:
-		return mpspb.Phase_PHASE_STARTING
-	case Failed:
-		return mpspb.Phase_PHASE_FAILED
-	case Ending:
-		return mpspb.Phase_PHASE_ENDING
-	default:
-		return mpspb.Phase_PHASE_UNSPECIFIED
-	}
+// phases are the phases as they are sent.
+var phases = map[Phase]mpspb.Phase{
+	Running:  mpspb.Phase_PHASE_RUNNING,
+	Starting: mpspb.Phase_PHASE_STARTING,
+	Failed:   mpspb.Phase_PHASE_FAILED,
+	Ending:   mpspb.Phase_PHASE_ENDING,
 }
 
 // phaseFromWire returns Starting for a phase that it doesn't know: such a daemon
 // can't be used yet.
-func phaseFromWire(p mpspb.Phase) Phase {
-	switch p {
-	case mpspb.Phase_PHASE_RUNNING:
-		return Running
-	case mpspb.Phase_PHASE_FAILED:
-		return Failed
-	case mpspb.Phase_PHASE_ENDING:
-		return Ending
-	default:
-		return Starting
+func phaseFromWire(w mpspb.Phase) Phase {
+	for p, sent := range phases {
+		if sent == w {
+			return p
+		}
 	}
+	return Starting
 }

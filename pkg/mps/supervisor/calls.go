@@ -7,9 +7,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
@@ -28,7 +25,7 @@ type calls struct {
 func (c *calls) Ensure(ctx context.Context, w *mpspb.Daemon) (*mpspb.State, error) {
 	want := mps.FromWire(w)
 	if err := want.Validate(); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+		return nil, err
 	}
 	var state mps.State
 	done, err := c.s.work(ctx, "start", want.Name, func(ctx context.Context) error {
@@ -42,7 +39,7 @@ func (c *calls) Ensure(ctx context.Context, w *mpspb.Daemon) (*mpspb.State, erro
 		err = await(ctx, done)
 	}
 	if err != nil {
-		return nil, asStatus(err)
+		return nil, err
 	}
 	return mps.StateToWire(state), nil
 }
@@ -51,7 +48,7 @@ func (c *calls) Ensure(ctx context.Context, w *mpspb.Daemon) (*mpspb.State, erro
 func (c *calls) Stop(ctx context.Context, r *mpspb.StopRequest) (*mpspb.StopResponse, error) {
 	name := r.GetName()
 	if err := mps.ValidateName(name); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+		return nil, err
 	}
 	begun, ended := make(chan mps.Revision, 1), mps.Revision(0)
 	done, err := c.s.work(ctx, "stop", name, func(ctx context.Context) error {
@@ -60,7 +57,7 @@ func (c *calls) Stop(ctx context.Context, r *mpspb.StopRequest) (*mpspb.StopResp
 		return err
 	})
 	if err != nil {
-		return nil, asStatus(err)
+		return nil, err
 	}
 	if r.GetBackground() {
 		select {
@@ -72,7 +69,7 @@ func (c *calls) Stop(ctx context.Context, r *mpspb.StopRequest) (*mpspb.StopResp
 		err = await(ctx, done)
 	}
 	if err != nil {
-		return nil, asStatus(err)
+		return nil, err
 	}
 	return &mpspb.StopResponse{Ended: true, Revision: uint64(ended)}, nil
 }
@@ -128,19 +125,6 @@ func await(ctx context.Context, done <-chan error) error {
 		return err
 	case <-ctx.Done():
 		return fmt.Errorf("it is still being done: %w", ctx.Err())
-	}
-}
-
-// asStatus returns the error as a gRPC status, whose code says whether a retry can
-// help.
-func asStatus(err error) error {
-	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return status.Error(codes.DeadlineExceeded, err.Error())
-	case isAway(err):
-		return status.Error(codes.FailedPrecondition, err.Error())
-	default:
-		return status.Error(codes.Internal, err.Error())
 	}
 }
 
