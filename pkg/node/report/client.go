@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -15,39 +14,51 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
 
-const (
-	inventoryResource = "gpuinventories"
-	nodeResource      = "nodes"
-)
+const inventoryResource = "gpuinventories"
 
+// inventoryClient speaks the API group of GPUInventories alone.
 func inventoryClient(cfg *rest.Config) (rest.Interface, error) {
-	return client(cfg, "/apis", v1alpha1.GroupVersion, v1alpha1.AddToScheme)
-}
-
-func nodeClient(cfg *rest.Config) (rest.Interface, error) {
-	return client(cfg, "/api", corev1.SchemeGroupVersion, corev1.AddToScheme)
-}
-
-// client speaks one API group, so that no more types than needed are linked
-// in and none are discovered.
-func client(cfg *rest.Config, path string, gv schema.GroupVersion, add func(*runtime.Scheme) error) (rest.Interface, error) {
 	scheme := runtime.NewScheme()
-	if err := add(scheme); err != nil {
-		return nil, fmt.Errorf("register types of %s: %w", gv, err)
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("register types of %s: %w", v1alpha1.GroupVersion, err)
 	}
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	cfg = rest.CopyConfig(cfg)
-	cfg.APIPath, cfg.GroupVersion = path, &gv
+	cfg.APIPath, cfg.GroupVersion = "/apis", &v1alpha1.GroupVersion
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c, err := rest.RESTClientFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("client for %s: %w", gv, err)
+		return nil, fmt.Errorf("client for %s: %w", v1alpha1.GroupVersion, err)
 	}
 	return c, nil
 }
 
-// watchOne watches the one object of a name.
-func watchOne(c rest.Interface, resource, name string) *cache.ListWatch {
-	return cache.NewListWatchFromClient(c, resource, "", fields.OneTermEqualSelector(metav1.ObjectNameField, name))
+// watchOne watches the one object of a name, of which trim, which may be nil, keeps what is
+// looked at. saw is called with it at first and after each change, gone when it is deleted.
+func watchOne[T runtime.Object](c rest.Interface, resource, name string, example T, trim cache.TransformFunc, saw, gone func(T)) cache.Controller {
+	typed := func(f func(T)) func(any) {
+		return func(obj any) {
+			if o, ok := obj.(T); ok {
+				f(o)
+			}
+		}
+	}
+	seen, deleted := typed(saw), typed(gone)
+	_, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewListWatchFromClient(c, resource, "", fields.OneTermEqualSelector(metav1.ObjectNameField, name)),
+		ObjectType:    example,
+		Transform:     trim,
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    seen,
+			UpdateFunc: func(_, obj any) { seen(obj) },
+			DeleteFunc: func(obj any) {
+				if last, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+					obj = last.Obj
+				}
+				deleted(obj)
+			},
+		},
+	})
+	return controller
 }

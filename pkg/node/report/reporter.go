@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -67,11 +68,11 @@ func New(cfg Config) (*Reporter, error) {
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := nodeClient(cfg.REST)
+	core, err := corev1client.NewForConfig(cfg.REST)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("client for the Node: %w", err)
 	}
-	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: nodes}, nil
+	return &Reporter{cfg: cfg, facts: cfg.Facts, inventories: inventories, nodes: core.RESTClient()}, nil
 }
 
 // WaitReported returns nil once the object in the cluster has been equal to the
@@ -105,10 +106,10 @@ func (r *Reporter) saw(inv *v1alpha1.GPUInventory) {
 }
 
 // sawDeleted remembers that an inventory is gone for good.
-func (r *Reporter) sawDeleted(uid types.UID) {
+func (r *Reporter) sawDeleted(inv *v1alpha1.GPUInventory) {
 	r.mu.Change(func() {
-		r.deleted = uid
-		if r.inventory != nil && r.inventory.UID == uid {
+		r.deleted = inv.UID
+		if r.inventory != nil && r.inventory.UID == inv.UID {
 			r.inventory = nil
 		}
 	})

@@ -25,8 +25,8 @@ import (
 // nil then. Goroutines: one watches the inventory, one the Node, the caller's
 // writes.
 func (r *Reporter) Run(ctx context.Context) error {
-	inventories := r.watchInventory()
-	nodes := r.watchNode()
+	inventories := watchOne(r.inventories, inventoryResource, r.cfg.NodeName, &v1alpha1.GPUInventory{}, nil, r.saw, r.sawDeleted)
+	nodes := watchOne(r.nodes, "nodes", r.cfg.NodeName, &corev1.Node{}, strip, r.sawNode, r.sawNodeDeleted)
 	var watches sync.WaitGroup
 	defer watches.Wait()
 	watches.Go(func() { inventories.RunWithContext(ctx) })
@@ -271,53 +271,6 @@ func (r *Reporter) markReported(inv *v1alpha1.GPUInventory) {
 	})
 }
 
-func (r *Reporter) watchInventory() cache.Controller {
-	saw := func(obj any) {
-		if inv, ok := obj.(*v1alpha1.GPUInventory); ok {
-			r.saw(inv)
-		}
-	}
-	_, c := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: watchOne(r.inventories, inventoryResource, r.cfg.NodeName),
-		ObjectType:    &v1alpha1.GPUInventory{},
-		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    saw,
-			UpdateFunc: func(_, obj any) { saw(obj) },
-			DeleteFunc: func(obj any) {
-				if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-					obj = gone.Obj
-				}
-				if inv, ok := obj.(*v1alpha1.GPUInventory); ok {
-					r.sawDeleted(inv.UID)
-				}
-			},
-		},
-	})
-	return c
-}
-
-func (r *Reporter) watchNode() cache.Controller {
-	saw := func(obj any) {
-		if node, ok := obj.(*corev1.Node); ok {
-			r.sawNode(node)
-		}
-	}
-	_, c := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: watchOne(r.nodes, nodeResource, r.cfg.NodeName),
-		ObjectType:    &corev1.Node{},
-		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    saw,
-			UpdateFunc: func(_, obj any) { saw(obj) },
-			DeleteFunc: func(any) {
-				r.facts.SawNode(false, "")
-				r.mu.Change(func() { r.self = nil })
-			},
-		},
-		Transform: strip,
-	})
-	return c
-}
-
 // strip keeps of a Node what is looked at: the rest (images, for one) is large.
 func strip(obj any) (any, error) {
 	node, ok := obj.(*corev1.Node)
@@ -340,4 +293,9 @@ func (r *Reporter) sawNode(node *corev1.Node) {
 		r.facts.SawNode(true, conflict(node))
 		r.mu.Change(func() { r.self = node })
 	}
+}
+
+func (r *Reporter) sawNodeDeleted(*corev1.Node) {
+	r.facts.SawNode(false, "")
+	r.mu.Change(func() { r.self = nil })
 }
