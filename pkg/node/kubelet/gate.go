@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/apimachinery/pkg/types"
 	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	drapbv1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 
@@ -48,7 +49,7 @@ type call struct {
 	// handled here also after a handover.
 	answer    any
 	unprepare bool
-	claims    map[string]bool // by UID
+	claims    map[types.UID]bool
 	place     place
 	cancel    context.CancelCauseFunc
 }
@@ -80,10 +81,10 @@ func readCall(req any) *call {
 	return c
 }
 
-func uids[C interface{ GetUid() string }](claims []C) map[string]bool {
-	all := make(map[string]bool, len(claims))
+func uids[C interface{ GetUid() string }](claims []C) map[types.UID]bool {
+	all := make(map[types.UID]bool, len(claims))
 	for _, c := range claims {
-		all[c.GetUid()] = true
+		all[types.UID(c.GetUid())] = true
 	}
 	return all
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,8 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
-	drapbv1 "k8s.io/kubelet/pkg/apis/dra/v1"
-	drapbv1beta1 "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
@@ -91,20 +91,11 @@ func (h *handler) HandleError(ctx context.Context, err error, msg string) {
 // announce is a gRPC interceptor that announces a prepare before the helper
 // reads its claims from the API server.
 func (p *Plugin) announce(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	var uids []types.UID
-	switch r := req.(type) {
-	case *drapbv1.NodePrepareResourcesRequest:
-		for _, c := range r.GetClaims() {
-			uids = append(uids, types.UID(c.GetUid()))
-		}
-	case *drapbv1beta1.NodePrepareResourcesRequest:
-		for _, c := range r.GetClaims() {
-			uids = append(uids, types.UID(c.GetUid()))
-		}
-	default:
+	c := readCall(req)
+	if c.answer == nil || c.unprepare {
 		return next(ctx, req)
 	}
-	ctx, done := p.cfg.Claims.Begin(ctx, uids...)
+	ctx, done := p.cfg.Claims.Begin(ctx, slices.Collect(maps.Keys(c.claims))...)
 	defer done()
 	return next(ctx, req)
 }
