@@ -16,10 +16,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -197,17 +197,10 @@ func toConditions(conditions []v1alpha1.GPUCondition) []gpu.Condition {
 	var out []gpu.Condition
 	for _, c := range conditions {
 		if c.Status != metav1.ConditionFalse {
-			out = append(out, gpu.Condition{Type: gpu.ConditionType(c.Type), Message: c.Message, Since: toTime(c.LastTransitionTime)})
+			out = append(out, gpu.Condition{Type: gpu.ConditionType(c.Type), Message: c.Message, Since: ptr.Deref(c.LastTransitionTime, metav1.Time{}).Time})
 		}
 	}
 	return out
-}
-
-func toTime(t *metav1.Time) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return t.Time
 }
 
 func fromMIG(m gpu.MIG) v1alpha1.MIG {
@@ -270,7 +263,7 @@ func toMIG(m v1alpha1.MIG) gpu.MIG {
 				Profile:           i.Profile,
 				Placement:         toPlacement(i.Placement),
 				GPUInstanceID:     int(i.GPUInstanceID),
-				ComputeInstanceID: toComputeInstance(i.ComputeInstanceID),
+				ComputeInstanceID: int(ptr.Deref(i.ComputeInstanceID, gpu.NoComputeInstance)),
 			}
 		}),
 	}
@@ -281,13 +274,6 @@ func fromComputeInstance(id int) *int32 {
 		return nil
 	}
 	return new(int32(id))
-}
-
-func toComputeInstance(id *int32) int {
-	if id == nil {
-		return gpu.NoComputeInstance
-	}
-	return int(*id)
 }
 
 func fromPlacement(p gpu.Placement) v1alpha1.MIGPlacement {
