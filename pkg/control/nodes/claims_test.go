@@ -45,7 +45,7 @@ func TestClaimThatGoesWhileItIsCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(d.GPUs[0].Leftover) > 0 || s.nodes.planner.DependsOnClaims("n") {
+	if len(d.GPUs[0].Leftover) > 0 || s.nodes.Planner.DependsOnClaims("n") {
 		t.Errorf("waits for a claim that is gone: %v", d.GPUs[0].Leftover)
 	}
 }

@@ -21,10 +21,10 @@ import (
 // asked yet.
 func (n *Reconciler) endDoubleAllocation(ctx context.Context, inv *v1alpha1.GPUInventory) error {
 	c := meta.FindStatusCondition(inv.Status.Conditions, v1alpha1.ConditionDoubleAllocation)
-	if c == nil || c.Status != metav1.ConditionTrue || n.clock.Since(c.LastTransitionTime.Time) < server.Steady {
+	if c == nil || c.Status != metav1.ConditionTrue || n.Clock.Since(c.LastTransitionTime.Time) < server.Steady {
 		return nil
 	}
-	able, err := n.server.Abilities(ctx)
+	able, err := n.Server.Abilities(ctx)
 	if err != nil || able.Doubt != "" || able.Version == "" || c.Reason == v1alpha1.DoubleAllocationReason(able.Version) {
 		return err
 	}

@@ -133,7 +133,7 @@ func (s *fixture) becomes(form publish.Counters, version string) {
 	s.t.Helper()
 	s.server.Form, s.server.Version = form, version
 	s.clock.Step(2 * server.ProbePause)
-	if err := s.nodes.server.ProbeAgain(s.t.Context()); err != nil {
+	if err := s.nodes.Server.ProbeAgain(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
 	s.reconciled()

@@ -26,7 +26,7 @@ func (n *Reconciler) OfSlice(obj any) []reconcile.Request {
 	}
 	node := *slice.Spec.NodeName
 	if slice.Labels[publish.ManagedByLabel] != publish.ManagedBy &&
-		n.client.Get(context.Background(), client.ObjectKey{Name: node}, &v1alpha1.GPUInventory{}, client.UnsafeDisableDeepCopy) != nil {
+		n.Client.Get(context.Background(), client.ObjectKey{Name: node}, &v1alpha1.GPUInventory{}, client.UnsafeDisableDeepCopy) != nil {
 		return nil
 	}
 	return []reconcile.Request{kinds.Request(node)}
@@ -39,7 +39,7 @@ func (n *Reconciler) OfSlice(obj any) []reconcile.Request {
 func (n *Reconciler) OfClaim(obj any) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, r := range claims.Results(obj) {
-		if n.planner.DependsOnClaims(r.Pool) || !n.slices.Offers(r.Pool, gpu.DeviceName(r.Device)) {
+		if n.Planner.DependsOnClaims(r.Pool) || !n.Slices.Offers(r.Pool, gpu.DeviceName(r.Device)) {
 			requests = append(requests, kinds.Request(r.Pool))
 		}
 	}

@@ -125,11 +125,11 @@ func (s *fixture) restart() {
 
 // decide returns the decision on a node.
 func (s *fixture) decide(inv *v1alpha1.GPUInventory) (plan.Decision, error) {
-	in, err := s.nodes.planner.Input(s.t.Context(), inv)
+	in, err := s.nodes.Planner.Input(s.t.Context(), inv)
 	if err != nil {
 		return plan.Decision{}, err
 	}
-	return s.nodes.planner.Decide(s.t.Context(), inv, in)
+	return s.nodes.Planner.Decide(s.t.Context(), inv, in)
 }
 
 // report replaces the node's inventory with a changed one.

@@ -39,12 +39,12 @@ func (n *Reconciler) evict(ctx context.Context, node string, foreign []*resource
 		return nil
 	}
 	klog.FromContext(ctx).Info("Deleting what another driver has published for the node", "slices", len(foreign), "example", foreign[0].Name)
-	if err := n.slices.Delete(ctx, foreign); err != nil {
+	if err := n.Slices.Delete(ctx, foreign); err != nil {
 		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.evicted[node] = n.clock.Now()
+	n.evicted[node] = n.Clock.Now()
 	return nil
 }
 
@@ -53,7 +53,7 @@ func (n *Reconciler) sinceEviction(node string) (time.Duration, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	at, ok := n.evicted[node]
-	return n.clock.Since(at), ok
+	return n.Clock.Since(at), ok
 }
 
 // cameBack reports whether the present foreign slices were written after a
@@ -83,7 +83,7 @@ func (n *Reconciler) contest(ctx context.Context, inv *v1alpha1.GPUInventory, ca
 	if len(cached.Foreign) > 0 && len(cached.Ours) == 0 && left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
-	current, err := n.slices.Live(ctx, inv.Name)
+	current, err := n.Slices.Live(ctx, inv.Name)
 	if err != nil {
 		return reconcile.Result{}, err
 	}

@@ -179,8 +179,8 @@ func TestDeletedNodeIsForgotten(t *testing.T) {
 	if left := len(n.evicted) + len(n.publishRequests) + len(n.contests.end) + len(n.failures.end) + len(n.unseen) + len(n.registrations.first); left > 0 {
 		t.Errorf("%d entries are left", left)
 	}
-	_, decided := n.planner.Last("n")
-	if _, published := n.planner.PublishedSince("n"); decided || published {
+	_, decided := n.Planner.Last("n")
+	if _, published := n.Planner.PublishedSince("n"); decided || published {
 		t.Errorf("the node's decision is left: %v, its publication: %v", decided, published)
 	}
 }
@@ -245,9 +245,9 @@ func TestAnAnswerToAnotherIsNoAnswer(t *testing.T) {
 	s.mustHaveAsked(2)
 
 	s.restart()
-	s.nodes.client = stale{s.api, before}
+	s.nodes.Client = stale{s.api, before}
 	s.mustReconcile()
-	s.nodes.client = s.api
+	s.nodes.Client = s.api
 	s.mustReconcile()
 	s.mustHave(0)
 	s.mustHaveAsked(3)
@@ -369,7 +369,7 @@ func TestNothingIsDecidedAgain(t *testing.T) {
 			s.mustReconcile()
 			// Each decision has slices of its own.
 			decision := func() string {
-				last, _ := s.nodes.planner.Last("n")
+				last, _ := s.nodes.Planner.Last("n")
 				return fmt.Sprintf("%p %p", last.GPUs, last.Withheld)
 			}
 			before := decision()

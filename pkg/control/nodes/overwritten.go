@@ -37,7 +37,7 @@ func writesOf(node string) []string {
 
 // withdraw deletes our slices of a node, for as long as nothing is to be published there.
 func (n *Reconciler) withdraw(ctx context.Context, node string, inv *v1alpha1.GPUInventory, ours []*resourceapi.ResourceSlice) error {
-	n.writes.Forget(slicesOf(node))
+	n.Writes.Forget(slicesOf(node))
 	return n.deleteOurs(ctx, node, inv, ours)
 }
 
@@ -46,9 +46,9 @@ func (n *Reconciler) deleteOurs(ctx context.Context, node string, inv *v1alpha1.
 	if len(ours) == 0 {
 		return nil
 	}
-	times, err := n.writes.Do(deletionOf(node), "", func() error {
+	times, err := n.Writes.Do(deletionOf(node), "", func() error {
 		klog.FromContext(ctx).Info("Withdrawing the node's devices", "slices", len(ours))
-		return n.slices.Delete(ctx, ours)
+		return n.Slices.Delete(ctx, ours)
 	})
 	if err != nil {
 		return err
@@ -76,8 +76,8 @@ func (n *Reconciler) setCondition(ctx context.Context, inv *v1alpha1.GPUInventor
 	if !meta.SetStatusCondition(&changed.Status.Conditions, c) {
 		return nil
 	}
-	times, err := n.writes.Do(conditionOf(c.Type, inv.Name), string(c.Status)+c.Reason+c.Message, func() error {
-		return n.client.Status().Patch(ctx, changed, client.MergeFromWithOptions(inv, client.MergeFromWithOptimisticLock{}))
+	times, err := n.Writes.Do(conditionOf(c.Type, inv.Name), string(c.Status)+c.Reason+c.Message, func() error {
+		return n.Client.Status().Patch(ctx, changed, client.MergeFromWithOptions(inv, client.MergeFromWithOptimisticLock{}))
 	})
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
@@ -86,7 +86,7 @@ func (n *Reconciler) setCondition(ctx context.Context, inv *v1alpha1.GPUInventor
 		return fmt.Errorf("write condition %s of GPUInventory %s: %w", c.Type, inv.Name, err)
 	}
 	if times == undone.Fight {
-		n.events.Eventf(inv, nil, corev1.EventTypeWarning, v1alpha1.ConditionOverwritten, "Report", "%s",
+		n.Events.Eventf(inv, nil, corev1.EventTypeWarning, v1alpha1.ConditionOverwritten, "Report", "%s",
 			undone.Explain("the condition "+c.Type+" of this GPUInventory is changed", ""))
 	}
 	klog.FromContext(ctx).Info("Wrote a condition of the node's inventory", "condition", c.Type, "status", c.Status, "reason", c.Reason)
@@ -95,7 +95,7 @@ func (n *Reconciler) setCondition(ctx context.Context, inv *v1alpha1.GPUInventor
 
 // isOurs reports whether this release has written the slices.
 func (n *Reconciler) isOurs(all []*resourceapi.ResourceSlice) bool {
-	return n.release == "" || publish.OfRelease(all, n.release)
+	return n.Release == "" || publish.OfRelease(all, n.Release)
 }
 
 func isOverwritten(inv *v1alpha1.GPUInventory) bool {
@@ -106,7 +106,7 @@ func isOverwritten(inv *v1alpha1.GPUInventory) bool {
 // depend on: a double allocation, another driver's slices, or writes that are undone.
 func (n *Reconciler) isContested(inv *v1alpha1.GPUInventory) bool {
 	return meta.IsStatusConditionTrue(inv.Status.Conditions, v1alpha1.ConditionDoubleAllocation) || inv.Status.HasForeignSlices() ||
-		isOverwritten(inv) || n.writes.Undone(undone.LabelsOf(inv.Name)) >= undone.Fight
+		isOverwritten(inv) || n.Writes.Undone(undone.LabelsOf(inv.Name)) >= undone.Fight
 }
 
 // reportUndone sets the condition Overwritten if a write has been undone so many times that
@@ -117,10 +117,10 @@ func (n *Reconciler) reportUndone(ctx context.Context, inv *v1alpha1.GPUInventor
 		return nil
 	}
 	for _, s := range found {
-		if other := s.Annotations[publish.ReleaseAnnotation]; other != "" && n.release != "" && other != n.release {
+		if other := s.Annotations[publish.ReleaseAnnotation]; other != "" && n.Release != "" && other != n.Release {
 			return n.setCondition(ctx, inv, metav1.Condition{
 				Type: v1alpha1.ConditionOverwritten, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonOtherRelease,
-				Message: explainReleases(n.release, other),
+				Message: explainReleases(n.Release, other),
 			})
 		}
 	}
@@ -138,9 +138,9 @@ func (n *Reconciler) judgeOverwritten(ctx context.Context, inv *v1alpha1.GPUInve
 	case inv == nil:
 		return 0, nil
 	case !isOverwritten(inv):
-		return 0, n.reportUndone(ctx, inv, n.writes.Undone(undone.LabelsOf(inv.Name)), "labels of this Node that the controller writes are changed or deleted", nil)
+		return 0, n.reportUndone(ctx, inv, n.Writes.Undone(undone.LabelsOf(inv.Name)), "labels of this Node that the controller writes are changed or deleted", nil)
 	}
-	if left := n.writes.UntilQuiet(slicesOf(inv.Name), deletionOf(inv.Name), settingsOf(inv.Name), undone.LabelsOf(inv.Name)); left > 0 {
+	if left := n.Writes.UntilQuiet(slicesOf(inv.Name), deletionOf(inv.Name), settingsOf(inv.Name), undone.LabelsOf(inv.Name)); left > 0 {
 		return left, nil
 	}
 	return 0, n.setCondition(ctx, inv, metav1.Condition{

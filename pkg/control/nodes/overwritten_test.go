@@ -195,7 +195,7 @@ func (r releaseStore) Write(ctx context.Context, current []*resourceapi.Resource
 
 // ofRelease makes the controller one of a release.
 func (s *fixture) ofRelease(release string) {
-	s.nodes.release, s.nodes.slices = release, releaseStore{s.store, release}
+	s.nodes.Release, s.nodes.Slices = release, releaseStore{s.store, release}
 }
 
 // TestTwoReleases installs a second release, of the same version or of another one, and
@@ -284,7 +284,7 @@ func TestFightOverSettings(t *testing.T) {
 func TestFightOverConditions(t *testing.T) {
 	s := newFixture(t)
 	recorded := events.NewFakeRecorder(100)
-	s.nodes.events = recorded
+	s.nodes.Events = recorded
 	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Registered", LastTransitionTime: metav1.Now()}
 	s.report(func(inv *v1alpha1.GPUInventory) { inv.Status.Conditions = []metav1.Condition{ready} })
 	s.mustReconcile() // asks a plugin that doesn't answer
@@ -316,7 +316,7 @@ func TestFightOverConditions(t *testing.T) {
 // which labels wake as well, says so.
 func TestFightOverLabels(t *testing.T) {
 	s := newFixture(t)
-	l := labels.NewLabeler(s.api, s.api, s.clock, s.nodes.writes)
+	l := labels.NewLabeler(s.api, s.api, s.clock, s.nodes.Writes)
 	s.published()
 	writes := 0
 	s.fight(func() {

@@ -82,13 +82,13 @@ func TestPlansChangeWithoutWaiting(t *testing.T) {
 	s.claims.Have("n", controltest.Devices{"ns/c": {"gpu-00000000-mig-3g40gb-4"}})
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-0", "-mig-3g40gb-4")
-	if s.nodes.planner.DependsOnClaims("n") {
+	if s.nodes.Planner.DependsOnClaims("n") {
 		t.Error("what is planned waits for nobody")
 	}
 	s.sharing("p", controltest.Exclusive())
 	s.mustReconcile()
 	s.mustOffer("", "-mig-3g40gb-4")
-	if !s.nodes.planner.DependsOnClaims("n") {
+	if !s.nodes.Planner.DependsOnClaims("n") {
 		t.Error("nothing waits for the claim")
 	}
 	s.claims.Have("n", nil)
@@ -108,11 +108,11 @@ func TestStatusesAreJudgedWhenClaimsChangeThem(t *testing.T) {
 			s.mustReconcile()
 			for _, claims := range []controltest.Devices{{"ns/c": {device}}, nil} {
 				s.claims.Have("n", claims)
-				if s.mustReconcile(); !told(s.nodes.planner.Changes()) {
+				if s.mustReconcile(); !told(s.nodes.Planner.Changes()) {
 					t.Errorf("claims are %v now, and nobody was told", claims)
 				}
 			}
-			if s.mustReconcile(); told(s.nodes.planner.Changes()) {
+			if s.mustReconcile(); told(s.nodes.Planner.Changes()) {
 				t.Error("nothing changed")
 			}
 		})
@@ -203,7 +203,7 @@ func TestSettingsAreWrittenAfterAFailure(t *testing.T) {
 	plan := controltest.Partitioned()
 	plan.Partitioned.KeepWarm = &metav1.Duration{Duration: time.Minute}
 	full := errors.New("the server is full")
-	s.nodes.client = interceptor.NewClient(s.api, interceptor.Funcs{
+	s.nodes.Client = interceptor.NewClient(s.api, interceptor.Funcs{
 		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
 			return full
 		},
@@ -214,7 +214,7 @@ func TestSettingsAreWrittenAfterAFailure(t *testing.T) {
 			t.Fatalf("got %v, want %v", err, full)
 		}
 	}
-	s.nodes.client = s.api
+	s.nodes.Client = s.api
 	s.mustReconcile()
 	if got := s.inventory().Spec.GPUs; len(got) != 2 || got[0].KeepWarm.Duration != time.Minute {
 		t.Errorf("spec.gpus is %+v", got)

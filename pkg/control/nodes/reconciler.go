@@ -65,17 +65,9 @@ type Config struct {
 // Reconciler reconciles one node at a time: the node's GPUInventory against its ResourceSlices.
 // Different nodes run in parallel; none waits for the writes of another.
 type Reconciler struct {
-	client      client.Client
-	inventories *kinds.InventoryReader
-	slices      Slices
-	release     string
-	planner     *plan.Planner
-	server      *server.Server
-	claims      *claims.Index
-	writes      *undone.Writes
-	events      events.EventRecorder
-	clock       clock.PassiveClock
+	Config
 
+	inventories *kinds.InventoryReader
 	// failures delays nodes that could not be published. The work queue's rate
 	// limiter can't do that: objects that a failed attempt wrote wake the controller.
 	failures *pauses
@@ -94,9 +86,9 @@ type Reconciler struct {
 
 // New returns a Reconciler that remembers nothing yet.
 func New(c Config) *Reconciler {
+	c.Slices = countedSlices{c.Slices, newWrites(c.Metrics)}
 	return &Reconciler{
-		client: c.Client, inventories: kinds.NewInventoryReader(c.Client, c.Reader, c.Clock), slices: countedSlices{c.Slices, newWrites(c.Metrics)}, release: c.Release,
-		planner: c.Planner, server: c.Server, claims: c.Claims, writes: c.Writes, events: c.Events, clock: c.Clock,
+		Config: c, inventories: kinds.NewInventoryReader(c.Client, c.Reader, c.Clock),
 		failures:        newPauses(c.Clock, undone.FirstRetryDelay, undone.MaxRetryDelay),
 		contests:        newPauses(c.Clock, firstContest, maxContest),
 		registrations:   newRegistrations(c.Clock, c.Leads),
@@ -150,19 +142,19 @@ func (n *Reconciler) reconcile(ctx context.Context, r reconcile.Request) (reconc
 
 // offer decides what a node offers, and brings the inventory and the slices in line.
 func (n *Reconciler) offer(ctx context.Context, inv *v1alpha1.GPUInventory) (reconcile.Result, error) {
-	in, err := n.planner.Input(ctx, inv)
+	in, err := n.Planner.Input(ctx, inv)
 	switch {
 	case errors.Is(err, plan.ErrNodeUnknown):
 		return reconcile.Result{}, nil
 	case err != nil:
 		return reconcile.Result{}, err
 	}
-	if last, unchanged := n.planner.Unchanged(inv.Name, in); unchanged {
+	if last, unchanged := n.Planner.Unchanged(inv.Name, in); unchanged {
 		if done, left, err := n.isDone(ctx, inv, last); done || err != nil {
 			return reconcile.Result{RequeueAfter: left}, err
 		}
 	}
-	d, err := n.planner.Decide(ctx, inv, in)
+	d, err := n.Planner.Decide(ctx, inv, in)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -196,14 +188,14 @@ func (n *Reconciler) isDone(ctx context.Context, inv *v1alpha1.GPUInventory, las
 	if wait := n.untilAnswered(inv); wait > 0 {
 		return true, wait, nil
 	}
-	cached, err := n.slices.Cached(inv.Name)
+	cached, err := n.Slices.Cached(inv.Name)
 	if err != nil {
 		return false, 0, err
 	}
 	if last.Pool == "" {
 		return len(cached.Ours) == 0, 0, nil
 	}
-	since, published := n.planner.PublishedSince(inv.Name)
+	since, published := n.Planner.PublishedSince(inv.Name)
 	if !published || len(cached.Foreign) > 0 || publish.Fingerprint(cached.Ours) != last.Pool || !n.isOurs(cached.Ours) {
 		return false, 0, nil
 	}
@@ -213,12 +205,12 @@ func (n *Reconciler) isDone(ctx context.Context, inv *v1alpha1.GPUInventory, las
 
 // converge replaces the slices of a node if the cached ones aren't those of the decision.
 func (n *Reconciler) converge(ctx context.Context, node string, inv *v1alpha1.GPUInventory, d plan.Decision) (reconcile.Result, error) {
-	cached, err := n.slices.Cached(node)
+	cached, err := n.Slices.Cached(node)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	withdrawn, equal := len(d.Pool) == 0, publish.Equal(cached.Ours, d.Pool)
-	since := n.planner.RecordPublished(node, equal && !withdrawn, n.clock.Now())
+	since := n.Planner.RecordPublished(node, equal && !withdrawn, n.Clock.Now())
 	if inv != nil && inv.Status.HasForeignSlices() {
 		return n.contest(ctx, inv, cached)
 	}
@@ -247,7 +239,7 @@ func (n *Reconciler) untilWritten(node string, d plan.Decision) time.Duration {
 	if len(d.Pool) == 0 {
 		return 0
 	}
-	return max(n.failures.left(node), n.writes.Left(slicesOf(node), d.Account.Pool))
+	return max(n.failures.left(node), n.Writes.Left(slicesOf(node), d.Account.Pool))
 }
 
 // current returns the node's slices as the API server has them. It doesn't list them where
@@ -266,7 +258,7 @@ func (n *Reconciler) current(ctx context.Context, node string, cached publish.Fo
 	if len(cached.Ours) == 0 && len(cached.Foreign) == 0 && !unseen {
 		return cached, nil
 	}
-	return n.slices.Live(ctx, node)
+	return n.Slices.Live(ctx, node)
 }
 
 // recordSeen records that the cache has the slices that the node should have, or none where
@@ -296,9 +288,9 @@ func (n *Reconciler) writeSettings(ctx context.Context, inv *v1alpha1.GPUInvento
 		return nil
 	}
 	before := inv.DeepCopy()
-	times, err := n.writes.Do(settingsOf(inv.Name), undone.Content(settings), func() error {
+	times, err := n.Writes.Do(settingsOf(inv.Name), undone.Content(settings), func() error {
 		inv.Spec.GPUs = settings
-		return client.IgnoreNotFound(n.client.Patch(ctx, inv, client.MergeFrom(before)))
+		return client.IgnoreNotFound(n.Client.Patch(ctx, inv, client.MergeFrom(before)))
 	})
 	if err != nil {
 		return fmt.Errorf("write spec.gpus of GPUInventory %s: %w", inv.Name, err)
@@ -316,19 +308,19 @@ func (n *Reconciler) raisePublishRequest(ctx context.Context, inv *v1alpha1.GPUI
 		}
 		return reconcile.Result{}, n.setSilent(ctx, inv, r.number)
 	}
-	now, number := n.clock.Now(), max(inv.Spec.PublishRequest, inv.Status.PublishResponse)+1
+	now, number := n.Clock.Now(), max(inv.Spec.PublishRequest, inv.Status.PublishResponse)+1
 	// Only on what the cache showed: the number may have been used since, by the
 	// controller before this one.
 	patch := fmt.Appendf(nil, `{"metadata":{"resourceVersion":%q},"spec":{"publishRequest":%d}}`, inv.ResourceVersion, number)
 	asked := inventoryMetadata(inv.Name)
-	err := n.client.Patch(ctx, asked, client.RawPatch(types.MergePatchType, patch))
+	err := n.Client.Patch(ctx, asked, client.RawPatch(types.MergePatchType, patch))
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return reconcile.Result{}, nil // gone or changed since; an event for it is on its way
 	}
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("raise publishRequest of GPUInventory %s: %w", inv.Name, err)
 	}
-	n.planner.Keep(inv, asked.ResourceVersion)
+	n.Planner.Keep(inv, asked.ResourceVersion)
 	klog.FromContext(ctx).Info("Asked the node's plugin whether to publish", "publishRequest", number)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -351,7 +343,7 @@ func (n *Reconciler) untilAnswered(inv *v1alpha1.GPUInventory) time.Duration {
 	if !ok || inv.Status.PublishResponse >= r.number {
 		return 0
 	}
-	return r.raised.Add(answerWithin).Sub(n.clock.Now())
+	return r.raised.Add(answerWithin).Sub(n.Clock.Now())
 }
 
 // lives reports whether the plugin is known to live: it has answered the request under
@@ -377,11 +369,11 @@ func (n *Reconciler) underWay(inv *v1alpha1.GPUInventory) (publishRequest, bool)
 
 // forgetNode drops everything that is remembered of a node without an inventory.
 func (n *Reconciler) forgetNode(node string) {
-	n.planner.Forget(node)
+	n.Planner.Forget(node)
 	n.failures.forget(node)
 	n.contests.forget(node)
 	n.registrations.forget(node)
-	n.writes.Forget(writesOf(node)...)
+	n.Writes.Forget(writesOf(node)...)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.publishRequests, node)

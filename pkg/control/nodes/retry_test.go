@@ -42,7 +42,7 @@ func TestFailuresAreRetriedSeldom(t *testing.T) {
 			})
 		},
 		"the plugin can't be asked": func(s *fixture) reconcile.Reconciler {
-			s.nodes.client = controltest.FailingWrites(s.api)
+			s.nodes.Client = controltest.FailingWrites(s.api)
 			return s.nodes
 		},
 	} {

@@ -35,7 +35,7 @@ func TestARefusedPoolIsLaidOutAnew(t *testing.T) {
 	s.server.Form = publish.SplitCounters
 	s.clock.Step(server.ProbePause)
 	s.store.broken = apierrors.NewInvalid(kind(), "n-000", nil)
-	changes := s.nodes.server.Changes()
+	changes := s.nodes.Server.Changes()
 	s.sharing("only", controltest.Partitioned("1g.10gb")) // something has to be written
 	if err := s.reconcile(); !apierrors.IsInvalid(err) {
 		t.Fatalf("got %v, want the server's refusal", err)

@@ -53,15 +53,15 @@ func (n *Reconciler) write(ctx context.Context, inv *v1alpha1.GPUInventory, curr
 	n.mu.Lock()
 	n.unseen[node] = true
 	n.mu.Unlock()
-	n.writes.Forget(deletionOf(node)) // what is deleted next may be what a write that fails leaves
-	if err := n.slices.Write(ctx, current.Ours, d.Pool); err != nil {
+	n.Writes.Forget(deletionOf(node)) // what is deleted next may be what a write that fails leaves
+	if err := n.Slices.Write(ctx, current.Ours, d.Pool); err != nil {
 		n.failures.begin(node)
 		if publish.Doubtful(err) {
-			err = errors.Join(err, n.server.ProbeAgain(ctx))
+			err = errors.Join(err, n.Server.ProbeAgain(ctx))
 		}
 		return err
 	}
 	n.failures.forget(node)
-	return n.reportUndone(ctx, inv, n.writes.Record(slicesOf(node), d.Account.Pool),
+	return n.reportUndone(ctx, inv, n.Writes.Record(slicesOf(node), d.Account.Pool),
 		"ResourceSlices that the controller writes are changed or deleted", current.Ours)
 }

@@ -46,12 +46,12 @@ func (n *Reconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.GPUIn
 	if len(blocked) == 0 {
 		return nil
 	}
-	created, err := n.claims.CreatedAfter(inv.Name, since.Add(taintKnownWithin+maxClockSkew))
+	created, err := n.Claims.CreatedAfter(inv.Name, since.Add(taintKnownWithin+maxClockSkew))
 	if err != nil {
 		return err
 	}
 	ignored, ok := findIgnoredTaint(inv.Name, blocked, created)
-	if !ok || !n.server.DistrustTaints() {
+	if !ok || !n.Server.DistrustTaints() {
 		return nil
 	}
 	text := fmt.Sprintf("A scheduler of the cluster ignores device taints: it allocated %s, which has the taint %s=%s:%s, to claim %s. "+
@@ -59,7 +59,7 @@ func (n *Reconciler) checkIgnoredTaints(ctx context.Context, inv *v1alpha1.GPUIn
 		"For a day, devices of unhealthy GPUs are withdrawn on all nodes instead of tainted; restart the controller to end that earlier.",
 		ignored.device, ignored.taint.Key, ignored.taint.Value, ignored.taint.Effect, ignored.claim)
 	klog.FromContext(ctx).Info(text)
-	n.events.Eventf(inv, nil, corev1.EventTypeWarning, "TaintIgnored", "Withdraw", "%s", text)
+	n.Events.Eventf(inv, nil, corev1.EventTypeWarning, "TaintIgnored", "Withdraw", "%s", text)
 	return nil
 }
 

@@ -48,7 +48,7 @@ func TestSchedulerThatIgnoresTaints(t *testing.T) {
 			s := newFixture(t)
 			s.server.Taints = true
 			recorded := events.NewFakeRecorder(10)
-			s.nodes.events = recorded
+			s.nodes.Events = recorded
 			s.published()
 			s.report(func(inv *v1alpha1.GPUInventory) {
 				inv.Status.GPUs = []v1alpha1.GPU{controltest.PlainGPU(0, "NVIDIA L4"), controltest.PlainGPU(1, "NVIDIA L4")}
@@ -142,14 +142,14 @@ func TestTaintThatWasAway(t *testing.T) {
 
 // offers reports whether a device is published.
 func (s *fixture) offers(device string) bool {
-	return s.nodes.slices.Offers("n", gpu.DeviceName(device))
+	return s.nodes.Slices.Offers("n", gpu.DeviceName(device))
 }
 
 // mustProbe has the controller ask the server again.
 func (s *fixture) mustProbe() {
 	s.t.Helper()
 	s.clock.Step(server.ProbePause)
-	if err := s.nodes.server.ProbeAgain(s.t.Context()); err != nil {
+	if err := s.nodes.Server.ProbeAgain(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
 }
