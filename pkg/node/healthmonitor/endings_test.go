@@ -18,6 +18,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/pacetest"
 )
 
@@ -55,7 +56,7 @@ func TestAnnotationThatStaysIsRetriedSeldom(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer j.Close()
-		m := New(Config{NodeName: "node-0", Client: client, Journal: j, Facts: known, Events: noEvents{}})
+		m := New(Config{NodeName: "node-0", Client: client, Journal: j, Facts: known, Sharing: sharing.New(sharing.Config{Journal: j}), Events: noEvents{}})
 		logger, lines := pacetest.Logger(t)
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 		ended := make(chan struct{})

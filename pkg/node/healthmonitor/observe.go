@@ -23,6 +23,8 @@ const (
 	// usageEvery is how often it is read how much of a GPU programs use, while there are
 	// scrapes; and the time over which the utilization by processes is read.
 	usageEvery = 5 * time.Second
+	// settingsEvery is how often compute modes and time slices are compared with what claims need.
+	settingsEvery = time.Minute
 )
 
 const (
@@ -52,6 +54,8 @@ const (
 	readVitals
 	// readUsage reads how much of a GPU programs use.
 	readUsage
+	// checkSettings compares the settings of shared GPUs with what claims need.
+	checkSettings
 	// endByHand ends a condition by hand.
 	endByHand
 )
@@ -59,6 +63,7 @@ const (
 // doTasks does each task at its time, until ctx ends.
 func (m *Monitor) doTasks(ctx context.Context) {
 	m.tasks.At(task{kind: askGPUs}, time.Now().Add(answersEvery))
+	m.tasks.At(task{kind: checkSettings}, time.Now().Add(settingsEvery))
 	m.tasks.Run(ctx, func(ctx context.Context, t task) {
 		if pause := m.do(ctx, t); pause > 0 {
 			m.tasks.At(t, time.Now().Add(pause))
@@ -83,6 +88,9 @@ func (m *Monitor) do(ctx context.Context, t task) (pause time.Duration) {
 		return vitalsEvery - minInterval
 	case readUsage:
 		return m.readUsage(t.gpu)
+	case checkSettings:
+		m.cfg.Sharing.CheckSettings()
+		return settingsEvery
 	case endByHand:
 		m.handleEnding(ctx)
 	}

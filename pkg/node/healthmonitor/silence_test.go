@@ -11,6 +11,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
 	"github.com/tessera-dra/tessera/pkg/node/journal"
+	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/node/usage"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 	"github.com/tessera-dra/tessera/pkg/nvml/nvmltest"
@@ -37,7 +38,7 @@ func TestReadingsOfSilentGPUsAreRare(t *testing.T) {
 		defer j.Close()
 		known := facts.New("node-0")
 		known.Found(gpu.Node{Name: "node-0", GPUs: all})
-		m := New(Config{NodeName: "node-0", Journal: j, Facts: known, Readings: usage.NewReadings(known, nil, false), Events: noEvents{}})
+		m := New(Config{NodeName: "node-0", Journal: j, Facts: known, Sharing: sharing.New(sharing.Config{Journal: j}), Readings: usage.NewReadings(known, nil, false), Events: noEvents{}})
 		m.SetHardware(&Hardware{Session: session})
 		logger, lines := pacetest.Logger(t)
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))

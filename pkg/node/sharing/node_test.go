@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -121,13 +122,21 @@ func (n *node) recover(t testing.TB) {
 	}
 }
 
-// run runs Run until the returned function is called.
+// run runs Run until the returned function is called, and has settings checked once a minute.
 func (n *node) run(t *testing.T) (end func()) {
 	n.unwatch()
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	wg.Go(func() { n.Run(ctx) })
+	wg.Go(func() { n.runChecked(ctx) })
 	return func() { cancel(); wg.Wait(); n.watch(t) }
+}
+
+// runChecked runs Run, and CheckSettings once a minute.
+func (n *node) runChecked(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { wait.UntilWithContext(ctx, func(context.Context) { n.CheckSettings() }, time.Minute) })
+	n.Run(ctx)
 }
 
 // given is the answer of the partitions' Manager.

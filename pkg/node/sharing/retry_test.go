@@ -127,7 +127,7 @@ func (n *node) runLogged(t *testing.T) (logged func() int, end func()) {
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 	var wg sync.WaitGroup
 	n.unwatch()
-	wg.Go(func() { n.Run(ctx) })
+	wg.Go(func() { n.runChecked(ctx) })
 	seen := 0
 	logged = func() int {
 		lines := len(buffer.Data()) - seen

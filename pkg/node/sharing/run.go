@@ -21,9 +21,6 @@ const (
 	// doubles in between.
 	retryFirst = 2 * time.Second
 	retryLast  = time.Minute
-	// verifyEvery is the interval at which settings are compared with the claims'
-	// needs.
-	verifyEvery = time.Minute
 )
 
 // Run watches the supervisor's daemons, applies what claims need when the supervisor
@@ -33,7 +30,6 @@ func (m *Manager) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { m.Watch(ctx) })
-	wg.Go(func() { m.verify(ctx) })
 	wg.Go(func() {
 		m.daemons.Sweep(ctx, m.settle, func(log klog.Logger, name string, err error) {
 			log.Error(err, "Can't start, change or stop an MPS daemon as claims need, retrying", "daemon", name)
@@ -44,24 +40,15 @@ func (m *Manager) Run(ctx context.Context) {
 	})
 }
 
-// verify schedules the GPUs that claims share for a check of their settings, every
-// verifyEvery: a GPU reset loses the settings, and nothing reports that.
-func (m *Manager) verify(ctx context.Context) {
-	tick := time.NewTicker(verifyEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		n := m.readNeeds()
-		for uuid := range n.gpus() {
-			m.mu.Lock()
-			m.seen(uuid).recheck = true
-			m.mu.Unlock()
-			m.worker.At(uuid, time.Now())
-		}
+// CheckSettings makes Run compare the settings of the GPUs that claims share with what claims
+// need: a GPU reset loses the settings, and nothing reports that. It doesn't block.
+func (m *Manager) CheckSettings() {
+	n := m.readNeeds()
+	for uuid := range n.gpus() {
+		m.mu.Lock()
+		m.seen(uuid).recheck = true
+		m.mu.Unlock()
+		m.worker.At(uuid, time.Now())
 	}
 }
 
