@@ -50,9 +50,22 @@ func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (ma
 	group, ctx := errgroup.WithContext(ctx)
 	for _, onGPU := range byGPU(holdings) {
 		group.Go(func() error {
-			instances, err := p.readyGPU(ctx, onGPU)
+			instances := map[gpu.Partition]gpu.Instance{}
+			for _, g := range onGPU {
+				if err := context.Cause(ctx); err != nil {
+					return err // the caller no longer waits for the rest
+				}
+				instance, err := p.readyDevice(ctx, g)
+				if err != nil {
+					return fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
+				}
+				if part, ok := g.Base().(gpu.Partition); ok {
+					instances[part] = instance
+				}
+				p.cfg.Steps.Reached("prepare.made")
+			}
 			made <- instances
-			return err
+			return nil
 		})
 	}
 	err := group.Wait()
@@ -62,30 +75,6 @@ func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (ma
 		maps.Copy(all, instances)
 	}
 	return all, err
-}
-
-// readyGPU makes the silicon of holdings of one GPU ready.
-func (p *Preparer) readyGPU(ctx context.Context, holdings []holding.Holding) (map[gpu.Partition]gpu.Instance, error) {
-	instances := map[gpu.Partition]gpu.Instance{}
-	var ready []gpu.Device
-	for _, g := range holdings {
-		if err := context.Cause(ctx); err != nil {
-			return nil, err // the caller no longer waits for the rest
-		}
-		if slices.Contains(ready, g.Base()) {
-			continue
-		}
-		instance, err := p.readyDevice(ctx, g)
-		if err != nil {
-			return nil, fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
-		}
-		if part, ok := g.Base().(gpu.Partition); ok {
-			instances[part] = instance
-		}
-		ready = append(ready, g.Base())
-		p.cfg.Steps.Reached("prepare.made")
-	}
-	return instances, nil
 }
 
 // readyDevice creates the partition and returns its instance; of a whole GPU it clears
@@ -144,18 +133,18 @@ func (p *Preparer) ensureUnshared(ctx context.Context, r holding.Record) error {
 	return nil
 }
 
-// byGPU returns each device once, by GPU; on a GPU those that are held
-// come first, because an administrator may look at what the same claim holds.
+// byGPU returns one holding of each silicon, by GPU. On a GPU those that are held come first,
+// because an administrator may look at what the same claim holds.
 func byGPU(holdings []holding.Holding) map[gpu.UUID][]holding.Holding {
-	devices := map[gpu.UUID][]holding.Holding{}
+	silicon := map[gpu.UUID][]holding.Holding{}
 	for _, admin := range []bool{false, true} {
 		for _, g := range holdings {
-			of := devices[g.GPU]
-			same := func(other holding.Holding) bool { return other.Device == g.Device }
+			of := silicon[g.GPU]
+			same := func(other holding.Holding) bool { return other.Base() == g.Base() }
 			if g.Admin == admin && !slices.ContainsFunc(of, same) {
-				devices[g.GPU] = append(of, g)
+				silicon[g.GPU] = append(of, g)
 			}
 		}
 	}
-	return devices
+	return silicon
 }
