@@ -73,7 +73,7 @@ func reasonOf(current []*resourceapi.ResourceSlice, want []resourceapi.ResourceS
 		return reasonRepair
 	case publish.Equal(current, want):
 		return reasonRelease
-	case publish.Equal(untainted(current), values(untainted(pointers(want)))):
+	case publish.Equal(untainted(current), values(untainted(publish.Pointers(want)))):
 		return reasonHealth
 	default:
 		return reasonDevices
@@ -88,14 +88,6 @@ func untainted(all []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
 		for j := range out[i].Spec.Devices {
 			out[i].Spec.Devices[j].Taints = nil
 		}
-	}
-	return out
-}
-
-func pointers(all []resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
-	out := make([]*resourceapi.ResourceSlice, len(all))
-	for i := range all {
-		out[i] = &all[i]
 	}
 	return out
 }

@@ -132,7 +132,7 @@ func decide(inv *v1alpha1.GPUInventory, in Input) Decision {
 			GPU: cmp.Or(string(w.Name), string(w.UUID)), Policy: d.Verdicts[w.UUID].Policy, Reason: w.Reason,
 		})
 	}
-	d.Account.Pool, d.Account.Settings, d.Account.Blocked = publish.Fingerprint(pointers(d.Pool)), settingsFor(d.Decision, inv), blockedDevices(d.Pool)
+	d.Account.Pool, d.Account.Settings, d.Account.Blocked = publish.Fingerprint(publish.Pointers(d.Pool)), settingsFor(d.Decision, inv), blockedDevices(d.Pool)
 	return d
 }
 
@@ -178,14 +178,6 @@ func blockedDevices(pool []resourceapi.ResourceSlice) []BlockedDevice {
 		}
 	}
 	return out
-}
-
-func pointers(pool []resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
-	all := make([]*resourceapi.ResourceSlice, len(pool))
-	for i := range pool {
-		all[i] = &pool[i]
-	}
-	return all
 }
 
 // timeSlice returns the time slice for a GPU while claims have replicas of it.

@@ -321,6 +321,15 @@ func Fingerprint(all []*resourceapi.ResourceSlice) string {
 	return string(sum[:])
 }
 
+// Pointers returns a pool in the form in which slices of the server are read.
+func Pointers(pool []resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+	all := make([]*resourceapi.ResourceSlice, len(pool))
+	for i := range pool {
+		all[i] = &pool[i]
+	}
+	return all
+}
+
 func generation(current []*resourceapi.ResourceSlice) int64 {
 	var newest int64
 	for _, s := range current {
