@@ -27,7 +27,7 @@ func FromWire(w *mpspb.Daemon) Daemon {
 func StateToWire(s State) *mpspb.State {
 	return &mpspb.State{
 		Daemon: ToWire(s.Daemon), Pid: int32(s.PID), PipeDir: s.PipeDir, ShmDir: s.ShmDir,
-		Phase: phases[s.Phase], Message: s.Message, Restarts: int32(s.Restarts),
+		Phase: phases()[s.Phase], Message: s.Message, Restarts: int32(s.Restarts),
 		ServerPid: int32(s.ServerPID), Trouble: s.Trouble, Revision: uint64(s.Revision),
 	}
 }
@@ -59,18 +59,20 @@ func ReportFromWire(w *mpspb.States) Report {
 	return r
 }
 
-// phases are the phases as they are sent.
-var phases = map[Phase]mpspb.Phase{
-	Running:  mpspb.Phase_PHASE_RUNNING,
-	Starting: mpspb.Phase_PHASE_STARTING,
-	Failed:   mpspb.Phase_PHASE_FAILED,
-	Ending:   mpspb.Phase_PHASE_ENDING,
+// phases returns each phase as it is sent.
+func phases() map[Phase]mpspb.Phase {
+	return map[Phase]mpspb.Phase{
+		Running:  mpspb.Phase_PHASE_RUNNING,
+		Starting: mpspb.Phase_PHASE_STARTING,
+		Failed:   mpspb.Phase_PHASE_FAILED,
+		Ending:   mpspb.Phase_PHASE_ENDING,
+	}
 }
 
 // phaseFromWire returns Starting for a phase that it doesn't know: such a daemon
 // can't be used yet.
 func phaseFromWire(w mpspb.Phase) Phase {
-	for p, sent := range phases {
+	for p, sent := range phases() {
 		if sent == w {
 			return p
 		}
