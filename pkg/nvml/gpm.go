@@ -3,7 +3,6 @@ package nvml
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -21,13 +20,10 @@ const (
 )
 
 // gpmSamples are the last samples of the performance counters (GPM) of a GPU's instances, by
-// the instance's ID. The next reading compares with them.
-type gpmSamples struct {
-	// mu is held while instances are sampled or destroyed, so that no instance is sampled
-	// while it is destroyed: a sample may keep the driver from destroying it.
-	mu  sync.Mutex
-	all map[int]gpmSample
-}
+// the instance's ID. The next reading compares with them. A sample may keep the driver from
+// destroying its instance, so samples are made and freed only in calls for the GPU, which the
+// guard keeps apart from changes of it.
+type gpmSamples map[int]gpmSample
 
 type gpmSample struct {
 	device   gpu.UUID // the instance's first MIG device, because IDs are used again
@@ -35,50 +31,55 @@ type gpmSample struct {
 	counters gonvml.GpmSample
 }
 
-func (s *Session) gpmOf(uuid gpu.UUID) *gpmSamples {
+// takeSamples returns the samples of a GPU, which are the caller's alone then: to free them, or
+// to keep them again.
+func (s *Session) takeSamples(uuid gpu.UUID) gpmSamples {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gpm[uuid] == nil {
-		s.gpm[uuid] = &gpmSamples{all: map[int]gpmSample{}}
+	taken := s.gpm[uuid]
+	delete(s.gpm, uuid)
+	if taken == nil {
+		taken = gpmSamples{}
 	}
-	return s.gpm[uuid]
+	return taken
 }
 
-// free frees the sample of an instance, if there is one; needs the lock.
-func (g *gpmSamples) free(instance int) {
-	if sample, ok := g.all[instance]; ok {
+// keepSamples keeps the samples for the next call, instead of those that another call has kept
+// since they were taken.
+func (s *Session) keepSamples(uuid gpu.UUID, samples gpmSamples) {
+	s.mu.Lock()
+	others := s.gpm[uuid]
+	s.gpm[uuid] = samples
+	s.mu.Unlock()
+	others.freeAll()
+}
+
+// free frees the sample of an instance, if there is one.
+func (g gpmSamples) free(instance int) {
+	if sample, ok := g[instance]; ok {
 		_ = sample.counters.Free() // it fails only if this isn't a sample
-		delete(g.all, instance)
+		delete(g, instance)
 	}
 }
 
-// freeAll frees the samples of all instances; needs the lock.
-func (g *gpmSamples) freeAll() {
-	for instance := range g.all {
+// freeAll frees the samples of all instances.
+func (g gpmSamples) freeAll() {
+	for instance := range g {
 		g.free(instance)
 	}
 }
 
 // EndUsage frees what Usage keeps in the driver for its next call. Call it when Usage won't be
-// called for a while. It doesn't wait for calls of Usage, which keep something again: call it
-// once more after they have returned.
+// called for a while. It doesn't wait for calls of Usage, which keep something again, nor for
+// changes: call it once more after they have returned.
 func (s *Session) EndUsage() {
-	for _, uuid := range s.identified() {
-		if g := s.gpmOf(uuid); g.mu.TryLock() {
-			g.freeAll()
-			g.mu.Unlock()
-		}
-	}
-}
-
-// freeSamples frees all samples of all GPUs.
-func (s *Session) freeSamples() {
-	for _, uuid := range s.identified() {
-		g := s.gpmOf(uuid)
-		g.mu.Lock()
-		g.freeAll()
-		g.mu.Unlock()
-	}
+	gpus := s.identified()
+	each(len(gpus), func(i int) {
+		_, _ = ask(s.guard, subject(gpus[i]), readsUnlessChanged, "free its samples", s.limits.read, func() (struct{}, error) {
+			s.takeSamples(gpus[i]).freeAll()
+			return struct{}{}, nil
+		})
+	})
 }
 
 // readInstanceUtilization returns the utilization of GPU instances, by ID, since the last
@@ -93,10 +94,9 @@ func (s *Session) readInstanceUtilization(handle gonvml.Device, uuid gpu.UUID, d
 	if ret != gonvml.SUCCESS || support.IsSupportedDevice == 0 {
 		return read, onlyLost(ret, "nvmlGpmQueryDeviceSupport", object)
 	}
-	g := s.gpmOf(uuid)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for instance := range g.all {
+	g := s.takeSamples(uuid)
+	defer s.keepSamples(uuid, g)
+	for instance := range g {
 		if len(devices[instance]) == 0 {
 			g.free(instance)
 		}
@@ -114,9 +114,9 @@ func (s *Session) readInstanceUtilization(handle gonvml.Device, uuid gpu.UUID, d
 }
 
 // sampleInstance replaces the sample of an instance and returns the utilization between
-// the two; nil if it is unknown. It needs the lock.
-func (s *Session) sampleInstance(handle gonvml.Device, g *gpmSamples, instance int, device gpu.UUID, over time.Duration, object string) (*float64, error) {
-	before, now := g.all[instance], gpmSample{device: device, at: time.Now()}
+// the two; nil if it is unknown.
+func (s *Session) sampleInstance(handle gonvml.Device, g gpmSamples, instance int, device gpu.UUID, over time.Duration, object string) (*float64, error) {
+	before, now := g[instance], gpmSample{device: device, at: time.Now()}
 	since := now.at.Sub(before.at)
 	if before.device == device && since < gpmMinInterval {
 		return nil, nil //nolint:nilnil // nil is the documented value for "unknown"
@@ -131,7 +131,7 @@ func (s *Session) sampleInstance(handle gonvml.Device, g *gpmSamples, instance i
 	}
 	defer func() {
 		g.free(instance)
-		g.all[instance] = now
+		g[instance] = now
 	}()
 	if before.device != device || since > gpmMaxPeriods*over {
 		return nil, nil //nolint:nilnil // as above

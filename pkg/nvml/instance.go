@@ -197,10 +197,9 @@ func (s *Session) destroyOn(handle gonvml.Device, object string, uuid gpu.UUID, 
 		return fmt.Errorf("%w: %s at %d:%d with %d compute instances, MIG device %q", ErrMismatch,
 			there.Profile, there.Placement.Start, there.Placement.Size, len(there.devices), there.UUID)
 	}
-	samples := s.gpmOf(uuid)
-	samples.mu.Lock()
-	defer samples.mu.Unlock()
+	samples := s.takeSamples(uuid)
 	samples.free(want.GPUInstanceID)
+	s.keepSamples(uuid, samples)
 	return there.destroy()
 }
 

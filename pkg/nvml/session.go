@@ -28,7 +28,7 @@ import (
 // NVLinks; and a sample of the performance counters of each GPU instance, for
 // Usage. It stores no other state of the hardware.
 type Session struct {
-	lib     *library
+	lib     gonvml.Interface
 	has     map[string]bool  // which of the calls that older drivers don't have
 	devices device.Interface // for the names of models and profiles as in go-nvlib
 	cuda    string           // path of the driver's libcuda; "" if NVML finds it in the loader's search path
@@ -43,7 +43,7 @@ type Session struct {
 	// handles has the handles of the identified GPUs, and indexes their indexes.
 	handles map[gpu.UUID]gonvml.Device
 	indexes map[int]gpu.UUID
-	gpm     map[gpu.UUID]*gpmSamples
+	gpm     map[gpu.UUID]gpmSamples
 	// unheard has why events of GPUs don't arrive; see noteUnheard.
 	unheard map[gpu.UUID]error
 	// migOn has the GPUs whose MIG mode was on, or about to be, when it was last read or set.
@@ -86,14 +86,6 @@ func NewOpener() *Opener { return &Opener{guard: newGuard(), limits: defaultLimi
 // loaded would write variables of go-nvml that calls of other sessions read.
 var libraries sync.Map //nolint:gochecknoglobals // as those variables are
 
-// library is an NVML library that several sessions may use.
-type library struct {
-	gonvml.Interface
-	// loading is held while the library is loaded, closed, or asked for its calls:
-	// go-nvml counts its users without a lock that the last of these takes.
-	loading sync.Mutex
-}
-
 // Calls that older drivers don't have.
 const (
 	callMemoryInfo     = "nvmlDeviceGetMemoryInfo_v2"
@@ -104,33 +96,13 @@ const (
 	callFabric         = "nvmlDeviceGetGpuFabricInfo"
 )
 
-// initialize returns which of the calls above the library has.
-func (l *library) initialize(name string) (has map[string]bool, err error) {
-	l.loading.Lock()
-	defer l.loading.Unlock()
-	if err := wrap(l.Init(), "nvmlInit", name); err != nil {
-		return nil, err
-	}
-	has = map[string]bool{}
-	for _, call := range []string{callMemoryInfo, callAddressingMode, callLinkEnd, callSRAMErrors, callGPM, callFabric} {
-		has[call] = l.Extensions().LookupSymbol(call) == nil
-	}
-	return has, nil
-}
-
-func (l *library) shutdown() error {
-	l.loading.Lock()
-	defer l.loading.Unlock()
-	return wrap(l.Shutdown(), "nvmlShutdown", "")
-}
-
 // Open loads the library at path, which is one of a driver's directory of
 // libraries, and initializes NVML. It fails with ErrLibraryNotFound or
 // ErrDriverNotLoaded if the driver isn't installed or loaded yet, and with
 // ErrNotResponding if it hangs; the caller should retry later.
 func (o *Opener) Open(path string) (*Session, error) {
-	lib, _ := libraries.LoadOrStore(path, &library{Interface: gonvml.New(gonvml.WithLibraryPath(path))})
-	s, err := o.init(lib.(*library), path)
+	lib, _ := libraries.LoadOrStore(path, gonvml.New(gonvml.WithLibraryPath(path)))
+	s, err := o.init(lib.(gonvml.Interface), path, func(call string) bool { return exports(path, call) })
 	if err != nil {
 		return nil, err
 	}
@@ -138,21 +110,41 @@ func (o *Opener) Open(path string) (*Session, error) {
 	return s, nil
 }
 
-// Init initializes lib; name is used in errors. If initialization is late, NVML
-// stays initialized.
-func (o *Opener) Init(lib gonvml.Interface, name string) (*Session, error) {
-	return o.init(&library{Interface: lib}, name)
+// exports reports whether a library that is loaded has a call. go-nvml's own way to look for one
+// can't be used while another session is opened or closed.
+func exports(path, call string) bool {
+	lib := dl.New(path, dl.RTLD_LAZY)
+	if lib.Open() != nil {
+		return false
+	}
+	defer lib.Close()
+	return lib.Lookup(call) == nil
 }
 
-func (o *Opener) init(lib *library, name string) (*Session, error) {
-	has, err := ask(o.guard, theDriver, reads, "nvmlInit", o.limits.initialize, func() (map[string]bool, error) { return lib.initialize(name) })
+// Init initializes lib, which has all calls; name is used in errors. If initialization is
+// late, NVML stays initialized.
+func (o *Opener) Init(lib gonvml.Interface, name string) (*Session, error) {
+	return o.init(lib, name, func(string) bool { return true })
+}
+
+func (o *Opener) init(lib gonvml.Interface, name string, exports func(call string) bool) (*Session, error) {
+	has := map[string]bool{}
+	_, err := ask(o.guard, theDriver, reads, "nvmlInit", o.limits.initialize, func() (struct{}, error) {
+		if err := wrap(lib.Init(), "nvmlInit", name); err != nil {
+			return struct{}{}, err
+		}
+		for _, call := range []string{callMemoryInfo, callAddressingMode, callLinkEnd, callSRAMErrors, callGPM, callFabric} {
+			has[call] = exports(call)
+		}
+		return struct{}{}, nil
+	})
 	if err != nil {
 		return nil, err
 	}
 	return &Session{
-		lib: lib, has: has, devices: device.New(lib.Interface), guard: o.guard, limits: o.limits, known: known{},
+		lib: lib, has: has, devices: device.New(lib), guard: o.guard, limits: o.limits, known: known{},
 		nvlinks: nvlinks{ends: map[gpu.UUID]map[int]linkEnd{}, none: map[gpu.UUID]bool{}},
-		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{}, gpm: map[gpu.UUID]*gpmSamples{}, unheard: map[gpu.UUID]error{},
+		handles: map[gpu.UUID]gonvml.Device{}, indexes: map[int]gpu.UUID{}, gpm: map[gpu.UUID]gpmSamples{}, unheard: map[gpu.UUID]error{},
 		migOn: map[gpu.UUID]bool{}, dropped: map[gpu.UUID]bool{},
 	}, nil
 }
@@ -178,8 +170,10 @@ func (s *Session) Close() error {
 		return nil
 	}
 	_, err := ask(s.guard, theDriver, reads, "nvmlShutdown", s.limits.read, func() (struct{}, error) {
-		s.freeSamples()
-		return struct{}{}, s.lib.shutdown()
+		for _, uuid := range s.identified() {
+			s.takeSamples(uuid).freeAll()
+		}
+		return struct{}{}, wrap(s.lib.Shutdown(), "nvmlShutdown", "")
 	})
 	return err
 }
