@@ -8,16 +8,15 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/flowcontrol"
@@ -34,6 +33,8 @@ const (
 	// knownFor is how long a token, and the address that it came from, are preferred to
 	// strangers after the API server allowed the token.
 	knownFor = time.Hour
+	// maxKnown limits how many callers are known.
+	maxKnown = 10_000
 	// answerWithin is how long the API server may take.
 	answerWithin = 5 * time.Second
 	// asksPerSecond and asksAtOnce limit how often the API server is asked for all
@@ -61,14 +62,13 @@ type guard struct {
 	clock     clock.PassiveClock
 	strangers flowcontrol.RateLimiter
 
-	mu sync.Mutex
 	// known has callers that were allowed: tokens with a path, and their addresses. They
 	// have a rate limit of their own, so that unknown tokens from elsewhere can't keep out
 	// a caller whose token was renewed. Unknown tokens from the caller's own address (same
 	// NAT or proxy) can: then a renewed token gets 429 until one of its requests finds
 	// room, while the old token works until it expires. Counting only failures wouldn't
 	// help, because only the API server knows whether a token is valid.
-	known map[caller]*acquaintance
+	known *cache.LRUExpireCache // caller → acquaintance
 }
 
 // caller is the digest of a token with a path, or of an address.
@@ -98,7 +98,7 @@ func Handler(kube kubernetes.Interface, next http.Handler) http.Handler {
 
 func newGuard(kube kubernetes.Interface, next http.Handler, c clock.PassiveClock) *guard {
 	return &guard{
-		kube: kube, next: next, clock: c, known: map[caller]*acquaintance{},
+		kube: kube, next: next, clock: c, known: cache.NewLRUExpireCacheWithClock(maxKnown, c),
 		strangers: newLimiter(),
 	}
 }
@@ -169,15 +169,12 @@ func (g *guard) check(r *http.Request) error {
 // look reports whether the token was allowed lately, and otherwise what limits asking
 // the API server about it.
 func (g *guard) look(key, from caller) (allowed bool, asks flowcontrol.RateLimiter) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	now := g.clock.Now()
-	maps.DeleteFunc(g.known, func(_ caller, a *acquaintance) bool { return now.Sub(a.allowed) >= knownFor })
-	if a, found := g.known[key]; found {
-		return now.Sub(a.allowed) < allowedFor, a.asks
+	if a, found := g.known.Get(key); found {
+		a := a.(acquaintance)
+		return g.clock.Since(a.allowed) < allowedFor, a.asks
 	}
-	if a, found := g.known[from]; found {
-		return false, a.asks
+	if a, found := g.known.Get(from); found {
+		return false, a.(acquaintance).asks
 	}
 	return false, g.strangers
 }
@@ -185,20 +182,19 @@ func (g *guard) look(key, from caller) (allowed bool, asks flowcontrol.RateLimit
 // learn remembers a token that is allowed, and forgets one that is refused. An address
 // that was allowed stays known: others may share it.
 func (g *guard) learn(err error, key, from caller) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	var forbidden forbiddenError
 	if errors.Is(err, errUnauthenticated) || errors.As(err, &forbidden) {
-		delete(g.known, key)
+		g.known.Remove(key)
 	}
 	if err != nil {
 		return
 	}
 	for _, c := range []caller{key, from} {
-		if g.known[c] == nil {
-			g.known[c] = &acquaintance{asks: newLimiter()}
+		a := acquaintance{allowed: g.clock.Now(), asks: newLimiter()}
+		if before, found := g.known.Get(c); found {
+			a.asks = before.(acquaintance).asks
 		}
-		g.known[c].allowed = g.clock.Now()
+		g.known.Add(c, a, knownFor)
 	}
 }
 
