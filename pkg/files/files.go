@@ -1,11 +1,12 @@
-// Package files replaces and removes files, and seals records that are to be in one. If the
-// process dies, a path has the old file or the new one, complete. Only MakeDir and SyncDir
+// Package files replaces, removes and locks files, and seals records that are to be in one. If
+// the process dies, a path has the old file or the new one, complete. Only MakeDir and SyncDir
 // sync something; a caller whose file must survive a power loss syncs the file and, with
 // SyncDir, its name.
 package files
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -42,6 +43,19 @@ func RemoveIfEmpty(dir string) error {
 		return err
 	}
 	return nil
+}
+
+// TryLock locks an open file or directory for this process and those that it gives the file
+// to, until all have closed it or ended. It returns false while others have it locked.
+func TryLock(f *os.File) (bool, error) {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return true, nil
 }
 
 // MakeDir makes a directory, and those above it that are missing. When it returns nil,

@@ -75,12 +75,8 @@ func TryLock(path string) (_ *Dir, locked bool, err error) {
 // lock returns false while another plugin has the lock, and if the plugin before has
 // removed the file from the directory when it left: the next one to open is another.
 func lock(f *os.File, dir string) (bool, error) {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("lock %s: %w", filepath.Join(dir, lockFile), err)
+	if locked, err := files.TryLock(f); !locked {
+		return false, err
 	}
 	mine, err := f.Stat()
 	if err != nil {

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tessera-dra/tessera/pkg/failpoint"
 	"github.com/tessera-dra/tessera/pkg/files"
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -163,11 +161,11 @@ func (j *Journal) PutHealth(h holding.Health) error {
 func (j *Journal) DeleteHealth(uuid gpu.UUID) error { return j.health.remove(string(uuid)) }
 
 func (j *Journal) lockAndLoad() error {
-	if err := unix.Flock(int(j.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return fmt.Errorf("the journal in %s is in use by another process: only one plugin may run on a node", j.lock.Name())
-		}
-		return fmt.Errorf("lock the journal in %s: %w", j.lock.Name(), err)
+	switch locked, err := files.TryLock(j.lock); {
+	case err != nil:
+		return fmt.Errorf("lock the journal: %w", err)
+	case !locked:
+		return fmt.Errorf("the journal in %s is in use by another process: only one plugin may run on a node", j.lock.Name())
 	}
 	if err := j.claims.load(); err != nil {
 		return err
