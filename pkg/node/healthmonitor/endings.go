@@ -53,13 +53,17 @@ func (m *Monitor) handleEnding(ctx context.Context) {
 	m.awaitGPUs(ctx)
 	m.mu.Lock()
 	text := m.ending
-	m.ending = ""
 	m.mu.Unlock()
 	switch {
 	case text == "" || ctx.Err() != nil:
 	case m.handle(ctx, text):
 		m.tasks.Failed(task{kind: endByHand})
 	default:
+		m.mu.Lock()
+		if m.ending == text { // and no other one came meanwhile, which has its own task
+			m.ending = ""
+		}
+		m.mu.Unlock()
 		m.tasks.Succeeded(task{kind: endByHand})
 	}
 }

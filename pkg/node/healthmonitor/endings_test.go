@@ -43,6 +43,30 @@ func (s *forbidding) RoundTrip(*http.Request) (*http.Response, error) {
 // removed, and the inventory changes every second, that is tried and logged a few times a
 // minute.
 func TestAnnotationThatStaysIsRetriedSeldom(t *testing.T) {
+	forbidden(t, func(t *testing.T, m *Monitor, s *forbidding, lines func() int, inv *v1alpha1.GPUInventory) {
+		pacetest.Minutes(t, func() int { return int(s.requests.Load()) }, lines, func() {
+			for range 60 {
+				m.SawInventory(inv)
+				time.Sleep(time.Second)
+			}
+		}, pacetest.Bound{Attempts: 6, Lines: 6}, pacetest.Bound{Attempts: 2, Lines: 2}, pacetest.Bound{Attempts: 2, Lines: 2})
+	})
+}
+
+// TestAnnotationThatStaysIsRetried: the removal is tried again although nothing changes the
+// inventory.
+func TestAnnotationThatStaysIsRetried(t *testing.T) {
+	forbidden(t, func(t *testing.T, m *Monitor, s *forbidding, _ func() int, inv *v1alpha1.GPUInventory) {
+		m.SawInventory(inv)
+		time.Sleep(time.Minute)
+		if n := s.requests.Load(); n < 2 {
+			t.Errorf("%d attempts in a minute", n)
+		}
+	})
+}
+
+// forbidden runs a test with a Monitor whose server forbids that the annotation of inv is removed.
+func forbidden(t *testing.T, test func(t *testing.T, m *Monitor, s *forbidding, lines func() int, inv *v1alpha1.GPUInventory)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &forbidding{}
 		client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://server", QPS: -1, Transport: s})
@@ -66,12 +90,7 @@ func TestAnnotationThatStaysIsRetriedSeldom(t *testing.T) {
 		}()
 		inv := &v1alpha1.GPUInventory{}
 		inv.Annotations = map[string]string{v1alpha1.AnnotationEndCondition: "0 NeedsInspection 2026-01-02T15:04:05Z jane it was replaced"}
-		pacetest.Minutes(t, func() int { return int(s.requests.Load()) }, lines, func() {
-			for range 60 {
-				m.SawInventory(inv)
-				time.Sleep(time.Second)
-			}
-		}, pacetest.Bound{Attempts: 6, Lines: 6}, pacetest.Bound{Attempts: 2, Lines: 2}, pacetest.Bound{Attempts: 2, Lines: 2})
+		test(t, m, s, lines, inv)
 		cancel()
 		<-ended
 	})
