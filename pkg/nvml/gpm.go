@@ -69,16 +69,14 @@ func (g gpmSamples) freeAll() {
 	}
 }
 
-// EndUsage frees what Usage keeps in the driver for its next call. Call it when Usage won't be
-// called for a while. It doesn't wait for calls of Usage, which keep something again, nor for
-// changes: call it once more after they have returned.
-func (s *Session) EndUsage() {
-	gpus := s.identified()
-	each(len(gpus), func(i int) {
-		_, _ = ask(s.guard, subject(gpus[i]), readsUnlessChanged, "free its samples", s.limits.read, func() (struct{}, error) {
-			s.takeSamples(gpus[i]).freeAll()
-			return struct{}{}, nil
-		})
+// EndUsage frees what Usage keeps in the driver for its next call for the GPU. Call it when Usage
+// won't be called for a while. It doesn't wait for calls of Usage, which keep something again, nor
+// for a change of the GPU: call it once more after they have returned. It waits as long as Usage
+// for a GPU that doesn't respond.
+func (s *Session) EndUsage(uuid gpu.UUID) {
+	_, _ = ask(s.guard, subject(uuid), readsUnlessChanged, "free its samples", s.limits.read, func() (struct{}, error) {
+		s.takeSamples(uuid).freeAll()
+		return struct{}{}, nil
 	})
 }
 

@@ -37,8 +37,8 @@ type Session interface {
 	// Usage reads how much of a GPU programs use. It must return in the end, also for a GPU
 	// that doesn't respond.
 	Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error)
-	// EndUsage frees what Usage keeps for its next call. It doesn't block.
-	EndUsage()
+	// EndUsage frees what Usage keeps for its next call for the GPU. It must return in the end, too.
+	EndUsage(uuid gpu.UUID)
 }
 
 // Hardware is a driver that works.

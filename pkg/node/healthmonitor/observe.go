@@ -127,7 +127,7 @@ func (m *Monitor) readUsage(uuid gpu.UUID) (pause time.Duration) {
 	began, there := time.Now(), m.has(uuid)
 	switch wanted := m.cfg.Readings.Wanted(); {
 	case !wanted && there:
-		m.hardware.Session.EndUsage() // not before the last reading of each GPU
+		m.hardware.Session.EndUsage(uuid)
 		return 0
 	case !wanted:
 		return 0

@@ -48,25 +48,25 @@ type driver struct {
 	mu     sync.Mutex
 	reads  map[gpu.UUID]int64
 	blocks map[gpu.UUID]chan error // calls for these GPUs return what comes there
-	kept   bool                    // something for the next call
+	kept   map[gpu.UUID]bool       // something for the next call
 }
 
-func (d *driver) EndUsage() {
+func (d *driver) EndUsage(uuid gpu.UUID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.kept = false
+	delete(d.kept, uuid)
 }
 
 func (d *driver) keeps() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.kept
+	return len(d.kept) > 0
 }
 
 func (d *driver) Usage(uuid gpu.UUID, _ time.Duration) (gpu.Usage, error) {
 	d.mu.Lock()
 	d.reads[uuid]++
-	d.kept = true
+	d.kept[uuid] = true
 	u := gpu.Usage{Memory: gpu.MemoryUsage{Used: d.reads[uuid]}, Processes: []gpu.Process{{PID: 1}, {PID: 2}}}
 	blocked := d.blocks[uuid]
 	d.mu.Unlock()
@@ -118,7 +118,7 @@ func monitorOf(t *testing.T, seesProcesses bool, gpus ...gpu.UUID) *Monitor {
 func reading(t *testing.T, seesProcesses bool, test func(t *testing.T, r *usage.Readings, d *driver)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		d := &driver{reads: map[gpu.UUID]int64{}, blocks: map[gpu.UUID]chan error{}}
+		d := &driver{reads: map[gpu.UUID]int64{}, kept: map[gpu.UUID]bool{}, blocks: map[gpu.UUID]chan error{}}
 		m := monitorOf(t, seesProcesses, divided, shared)
 		m.SetHardware(&Hardware{Session: d})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -254,7 +254,7 @@ type slowDriver struct {
 	returned atomic.Bool
 }
 
-func (*slowDriver) EndUsage() {}
+func (*slowDriver) EndUsage(gpu.UUID) {}
 
 func (d *slowDriver) Usage(gpu.UUID, time.Duration) (gpu.Usage, error) {
 	d.begun <- true

@@ -83,7 +83,7 @@ func PartitionUsage(t *testing.T, machine *nvmlsim.Machine, counters bool) {
 	must(t, s.Machine.ClearFaults())
 	createWhileRead(t, s, gpu.Partition{GPU: gpus[0].UUID, Profile: profile.Name, Placement: profile.Placements[2]})
 	check("after an instance that wasn't completed", usageOver, nil, nil)
-	s.EndUsage()
+	s.EndUsage(gpus[0].UUID)
 	if n := s.Machine.GPMSamples(); n != 0 {
 		t.Errorf("%d samples are allocated after the end of readings", n)
 	}
