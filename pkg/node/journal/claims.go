@@ -37,9 +37,9 @@ func gpusOf(c holding.Claim) []gpu.UUID {
 }
 
 // Claims returns all claims that have a record, readable or not, or may have one after a
-// write that failed; ordered by UID. A claim's first record is there, doubtful, while it is
-// being written, a later one when its Put has returned. Nobody may change what this and the
-// next two return.
+// write that failed; ordered by UID. While a record is being put in its place, the claim is
+// doubtful, with the record before it if there is one. Nobody may change what this and the next
+// two return.
 func (j *Journal) Claims() holding.Claims {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -183,22 +183,17 @@ func unreadableClaims(files map[string]file[holding.Record]) holding.Claims {
 // settles it. The claim's phase stays.
 func (j *Journal) Put(r holding.Record) error {
 	r.Holdings, r.Pods, r.RefusedClaims = slices.Clone(r.Holdings), slices.Clone(r.Pods), slices.Clone(r.RefusedClaims)
-	j.noteFirst(r)
-	err := j.claims.put(r)
+	temp, err := j.claims.stage(r)
+	if err == nil {
+		j.mu.Lock()
+		j.note(r.ClaimUID) // others that leave the devices now may find it on disk after a crash
+		j.mu.Unlock()
+		err = j.claims.commit(r, temp)
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.note(r.ClaimUID)
-	return err
-}
-
-// noteFirst has a claim's first record count while it is being written: others that leave
-// the devices meanwhile may find it on disk after a crash.
-func (j *Journal) noteFirst(r holding.Record) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if _, ok := j.lists.byUID[r.ClaimUID]; !ok {
-		j.lists.add(holding.Claim{Record: r, State: holding.Doubtful, Phase: j.phases[r.ClaimUID]})
-	}
+	return j.claims.notWritten(r, err)
 }
 
 // Delete removes the claim's record and its renamed file, and then its phase. When it

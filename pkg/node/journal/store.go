@@ -109,23 +109,47 @@ func (s *store[R]) makeDir() error {
 
 // put writes the record and removes the renamed file of its key. See Journal.Put.
 func (s *store[R]) put(r R) error {
-	if err := s.write(r); err != nil {
+	temp, err := s.stage(r)
+	if err == nil {
+		err = s.commit(r, temp)
+	}
+	return s.notWritten(r, err)
+}
+
+func (s *store[R]) notWritten(r R, err error) error {
+	if err != nil {
 		return fmt.Errorf("write the journal record of %s %s in %s: %w", s.kind, r.Key(), s.dir, explain(err))
 	}
 	return nil
 }
 
-func (s *store[R]) write(r R) error {
+// stage puts the record on disk beside the file's place. When it returns nil the record is
+// doubtful: from here on it may be found in its place. After an error there is nothing of it.
+func (s *store[R]) stage(r R) (temp *os.File, _ error) {
 	if !keyPattern.MatchString(r.Key()) {
-		return fmt.Errorf("%q can't be a %s's UID", r.Key(), s.kind)
+		return nil, fmt.Errorf("%q can't be a %s's UID", r.Key(), s.kind)
 	}
 	data, err := encode(r)
 	if err != nil {
+		return nil, err
+	}
+	name := r.Key() + recordSuffix
+	if temp, err = os.CreateTemp(s.dir, name+".*"+tempSuffix); err != nil {
+		return nil, err
+	}
+	if err := s.fill(temp, data); err != nil {
+		return nil, files.Replace(s.path(name), temp, err)
+	}
+	s.setDoubtful(r)
+	return temp, nil
+}
+
+// commit moves a staged record to its place.
+func (s *store[R]) commit(r R, temp *os.File) error {
+	if err := files.Replace(s.path(r.Key()+recordSuffix), temp, nil); err != nil {
 		return err
 	}
-	if err := s.replace(r, data); err != nil {
-		return err
-	}
+	s.steps.Reached(s.prefix + "put.renamed")
 	s.mu.Lock()
 	s.records[r.Key()] = r
 	s.mu.Unlock()
@@ -139,23 +163,6 @@ func (s *store[R]) write(r R) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.doubtful, r.Key())
-	return nil
-}
-
-// replace puts the data on disk beside the file's place, then moves it there.
-func (s *store[R]) replace(r R, data []byte) error {
-	name := r.Key() + recordSuffix
-	temp, err := os.CreateTemp(s.dir, name+".*"+tempSuffix)
-	if err != nil {
-		return err
-	}
-	if err = s.fill(temp, data); err == nil {
-		s.setDoubtful(r)
-	}
-	if err := files.Replace(s.path(name), temp, err); err != nil {
-		return err
-	}
-	s.steps.Reached(s.prefix + "put.renamed")
 	return nil
 }
 

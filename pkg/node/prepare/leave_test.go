@@ -160,6 +160,41 @@ func TestLeavesWhileAnotherIsRecorded(t *testing.T) {
 	checkHeld(t, f)
 }
 
+// TestLeavesBeforeAnotherIsRecorded checks the same of a first write that fails before the
+// record can be on disk: that record is no user, and nothing of it is undone.
+func TestLeavesBeforeAnotherIsRecorded(t *testing.T) {
+	for step, fails := range map[string]string{"journal.put.created": "write", "journal.put.written": "fsync"} {
+		t.Run(fails, func(t *testing.T) {
+			a, b := newClaim("a", shareOf("s", 0, "3g.40gb", 0, 2, 0)), newClaim("b", shareOf("s", 0, "3g.40gb", 0, 2, 1))
+			node := newNode(t, 1)
+			disk := filestest.New(t, t.TempDir(), filestest.Tree{})
+			node.journal = disk.Dir
+			var recording atomic.Bool
+			var f *fixture
+			f = start(t, node, "boot-1", func(reached string) {
+				if reached == step && recording.Swap(false) {
+					mustUnprepare(t, f, a)
+					disk.Fail(func(op filestest.Op) syscall.Errno {
+						if op.Call == fails && strings.HasPrefix(op.Path, "b.json") {
+							return syscall.EIO
+						}
+						return 0
+					})
+				}
+			})
+			mustPrepare(t, f, a)
+			recording.Store(true)
+			if _, err := f.Prepare(testContext(t), b); !errors.Is(err, syscall.EIO) {
+				t.Errorf("got %v, want EIO", err)
+			}
+			if i := f.node.instances(t); len(i) != 0 {
+				t.Errorf("partitions %v are left of claims that are gone", i)
+			}
+			checkHeld(t, f)
+		})
+	}
+}
+
 // TestJoinFails: a first prepare is undone, a later one leaves what there was.
 func TestJoinFails(t *testing.T) {
 	f := newFixture(t, 1)
