@@ -54,7 +54,7 @@ func TestDataDirChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	whole := holding.New(installed.Names()[0], gpu.Whole{GPU: gpus[0].UUID})
-	if _, err := specs.Write(holding.Made{Record: holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{whole}}}); err != nil {
+	if _, err := specs.Write(holding.Realized{Record: holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{whole}}}); err != nil {
 		t.Fatal(err)
 	}
 	other := lock(now)

@@ -239,7 +239,7 @@ func TestCDI(t *testing.T) {
 		}
 		name := h.Names()[i]
 		claim := fmt.Sprintf("claim-%d", i)
-		if _, err := ours.Write(holding.Made{Record: holding.Record{ClaimUID: claim, Holdings: []holding.Holding{holding.New(name, gpu.Whole{GPU: g.UUID})}}}); err != nil {
+		if _, err := ours.Write(holding.Realized{Record: holding.Record{ClaimUID: claim, Holdings: []holding.Holding{holding.New(name, gpu.Whole{GPU: g.UUID})}}}); err != nil {
 			t.Fatal(err)
 		}
 		files, err := filepath.Glob(filepath.Join(dir, "*.json"))

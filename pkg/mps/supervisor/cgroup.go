@@ -72,7 +72,7 @@ func parseGroups(membership, first, mounted string) ([]group, error) {
 		if !ok {
 			continue
 		}
-		dir, ok := find(mounts, parts[1], outside)
+		dir, ok := findCgroup(mounts, parts[1], outside)
 		if !ok {
 			return nil, fmt.Errorf("the cgroup %s (%s) is mounted nowhere here: mount the host's /sys/fs/cgroup, or daemons would end with this container",
 				outside, parts[1])
@@ -92,16 +92,16 @@ var errNoPod = errors.New("this process is in a container whose cgroup is below 
 // containerPattern is the id of a container, which every runtime has in the name of its cgroup.
 var containerPattern = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 
-// cgroupMount skips mounts but those of cgroups that can be written.
+// cgroupMount is a mountinfo filter that keeps the writable mounts of cgroups.
 func cgroupMount(m *mountinfo.Info) (skip, stop bool) {
 	return !strings.HasPrefix(m.FSType, "cgroup") || slices.Contains(strings.Split(m.Options, ","), "ro"), false
 }
 
-// find returns the directory of a cgroup of the hierarchy with these
+// findCgroup returns the directory of a cgroup of the hierarchy with these
 // controllers, as /proc/PID/cgroup names them.
-func find(mounts []*mountinfo.Info, controllers, cgroup string) (string, bool) {
+func findCgroup(mounts []*mountinfo.Info, controllers, cgroup string) (string, bool) {
 	for _, m := range slices.Backward(mounts) { // a later one may hide an earlier one
-		if !has(m, controllers) {
+		if !showsHierarchy(m, controllers) {
 			continue
 		}
 		if rel, err := filepath.Rel(m.Root, cgroup); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
@@ -111,8 +111,8 @@ func find(mounts []*mountinfo.Info, controllers, cgroup string) (string, bool) {
 	return "", false
 }
 
-// has reports whether a mount shows the hierarchy with these controllers; none: version 2.
-func has(m *mountinfo.Info, controllers string) bool {
+// showsHierarchy reports whether a mount shows the hierarchy with these controllers; none: version 2.
+func showsHierarchy(m *mountinfo.Info, controllers string) bool {
 	if controllers == "" || m.FSType == "cgroup2" {
 		return controllers == "" && m.FSType == "cgroup2"
 	}

@@ -115,7 +115,7 @@ func podCgroup(t *testing.T) []string {
 	var dirs []string
 	for line := range strings.Lines(string(membership)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		dir, ok := find(all, parts[1], parts[2])
+		dir, ok := findCgroup(all, parts[1], parts[2])
 		if !ok {
 			continue
 		}

@@ -117,7 +117,7 @@ func TestUnknownGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	unknown := gpu.UUID("GPU-00000000-0000-0000-0000-000000000000")
-	_, err := s.Write(holding.Made{Record: holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{holding.New("gpu-00000000", gpu.Whole{GPU: unknown})}}})
+	_, err := s.Write(holding.Realized{Record: holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{holding.New("gpu-00000000", gpu.Whole{GPU: unknown})}}})
 	if err == nil || !strings.Contains(err.Error(), string(unknown)) {
 		t.Errorf("got %v, want an error that names the GPU", err)
 	}

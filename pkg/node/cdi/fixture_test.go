@@ -76,9 +76,9 @@ type client struct {
 }
 
 // given returns a claim with the devices.
-func given(t testing.TB, d *cdi.Driver, claimUID string, all ...prepared) holding.Made {
+func given(t testing.TB, d *cdi.Driver, claimUID string, all ...prepared) holding.Realized {
 	t.Helper()
-	claim := holding.Made{
+	claim := holding.Realized{
 		Record:    holding.Record{ClaimUID: claimUID},
 		Instances: map[gpu.Partition]gpu.Instance{}, Daemons: map[string]gpu.MPSDirs{},
 	}
@@ -97,7 +97,7 @@ func given(t testing.TB, d *cdi.Driver, claimUID string, all ...prepared) holdin
 }
 
 // devices returns a claim with the GPUs of these indexes.
-func devices(t testing.TB, d *cdi.Driver, claimUID string, indexes ...int) holding.Made {
+func devices(t testing.TB, d *cdi.Driver, claimUID string, indexes ...int) holding.Realized {
 	t.Helper()
 	var all []prepared
 	for _, i := range indexes {
@@ -159,7 +159,7 @@ func paths(s *oci.Spec) []string {
 const goldenClaim = "3dc7fa15-ac4e-49dc-be51-c88a26dafa18"
 
 // checkGolden writes the specification of goldenClaim and compares it with a file.
-func checkGolden(t *testing.T, s *cdi.Specs, dir string, claim holding.Made, golden string) {
+func checkGolden(t *testing.T, s *cdi.Specs, dir string, claim holding.Realized, golden string) {
 	t.Helper()
 	if _, err := s.Write(claim); err != nil {
 		t.Fatal(err)

@@ -60,7 +60,7 @@ func TestNoSpecWithoutMark(t *testing.T) {
 	if err := specs.SetDriver(d); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := specs.Write(holding.Made{Record: holding.Record{ClaimUID: "a"}}); !errors.Is(err, full) {
+	if _, err := specs.Write(holding.Realized{Record: holding.Record{ClaimUID: "a"}}); !errors.Is(err, full) {
 		t.Errorf("got %v, want %v", err, full)
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "*claim*")); err != nil || len(left) > 0 {

@@ -89,7 +89,7 @@ func New(cfg Config) *Specs {
 // partition are read from the driver each time: a partition that was created
 // again is another instance. Writing the same again is cheap and changes
 // nothing.
-func (s *Specs) Write(claim holding.Made) (map[gpu.DeviceName][]string, error) {
+func (s *Specs) Write(claim holding.Realized) (map[gpu.DeviceName][]string, error) {
 	claimUID, devices := claim.ClaimUID, claim.CDIDevices()
 	if err := parser.ValidateDeviceName(claimUID); err != nil {
 		return nil, fmt.Errorf("write CDI specification of claim %q: %w", claimUID, err)
@@ -257,7 +257,7 @@ func (s *Specs) markEdits(claimUID string) (specs.ContainerEdits, error) {
 }
 
 // editsOf returns the edits of one device of a claim.
-func (s *Specs) editsOf(d *Driver, c *computed, claim holding.Made, g holding.Holding) (specs.ContainerEdits, error) {
+func (s *Specs) editsOf(d *Driver, c *computed, claim holding.Realized, g holding.Holding) (specs.ContainerEdits, error) {
 	edits, err := s.siliconEdits(d, c.devices[g.GPU], claim, g)
 	daemon := claim.Daemon(g)
 	if err != nil || daemon == "" {
@@ -270,7 +270,7 @@ func (s *Specs) editsOf(d *Driver, c *computed, claim holding.Made, g holding.Ho
 
 // siliconEdits returns the edits that give a container access to the GPU or the
 // partition.
-func (s *Specs) siliconEdits(d *Driver, dev device, claim holding.Made, g holding.Holding) (specs.ContainerEdits, error) {
+func (s *Specs) siliconEdits(d *Driver, dev device, claim holding.Realized, g holding.Holding) (specs.ContainerEdits, error) {
 	if p, ok := g.Base().(gpu.Partition); ok {
 		return s.partitionEdits(d, dev, p.GPU, claim.Instances[p])
 	}

@@ -133,7 +133,7 @@ func TestRemoveAndList(t *testing.T) {
 	if err := s.Remove("claim-1"); err != nil {
 		t.Errorf("remove what isn't there: %v", err)
 	}
-	if _, err := s.Write(holding.Made{Record: holding.Record{ClaimUID: "claim-1"}}); err == nil {
+	if _, err := s.Write(holding.Realized{Record: holding.Record{ClaimUID: "claim-1"}}); err == nil {
 		t.Error("wrote without a driver")
 	}
 	if err := s.SetDriver(driver); err != nil {

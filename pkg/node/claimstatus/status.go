@@ -66,12 +66,12 @@ type status struct {
 
 // statuses returns the elements of the claim's status, ordered by name, for
 // partitions and shares that it is still allocated: the server refuses others.
-func (w *Writer) statuses(claim *resourceapi.ResourceClaim, made *holding.Made) []status {
+func (w *Writer) statuses(claim *resourceapi.ResourceClaim, realized *holding.Realized) []status {
 	var all []status
-	devices := made.CDIDevices()
+	devices := realized.CDIDevices()
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		g := devices[name]
-		d, tells := dataFor(made, g)
+		d, tells := dataFor(realized, g)
 		if !tells || !allocated(claim, w.driver, w.pool, g) {
 			continue
 		}
@@ -82,18 +82,18 @@ func (w *Writer) statuses(claim *resourceapi.ResourceClaim, made *holding.Made) 
 
 // dataFor returns the facts about a device that its attributes don't have;
 // false if there are none.
-func dataFor(made *holding.Made, g holding.Holding) (_ data, tells bool) {
+func dataFor(realized *holding.Realized, g holding.Holding) (_ data, tells bool) {
 	d := data{ParentUUID: g.GPU}
 	if p, ok := g.Base().(gpu.Partition); ok {
-		i := made.Instances[p]
+		i := realized.Instances[p]
 		d.UUID, tells = i.UUID, true
 		d.Instance = &Instance{
 			Profile: p.Profile, Placement: placement(p.Placement),
 			GPUInstanceID: i.GPUInstanceID, ComputeInstanceID: i.ComputeInstanceID,
 		}
 	}
-	if made.Daemon(g) != "" {
-		d.MPS, tells = &mps{ThreadPercentage: g.MPS.ThreadPercentage, MemoryMiB: made.MemoryLimits(g)}, true
+	if realized.Daemon(g) != "" {
+		d.MPS, tells = &mps{ThreadPercentage: g.MPS.ThreadPercentage, MemoryMiB: realized.MemoryLimits(g)}, true
 	}
 	return d, tells
 }
@@ -131,7 +131,7 @@ const fieldManager = "tessera-kubelet-plugin"
 
 // apply writes with server-side apply, so that the elements of other drivers
 // are not changed.
-func (w *Writer) apply(ctx context.Context, claim *holding.Made, statuses []status) error {
+func (w *Writer) apply(ctx context.Context, claim *holding.Realized, statuses []status) error {
 	version := strings.ToLower(w.claims.CurrentAPI()) // that of the claim that was read
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": "resource.k8s.io/" + version,

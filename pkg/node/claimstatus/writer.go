@@ -49,7 +49,7 @@ type Writer struct {
 	// said ensures that a refusal of the server is logged only once.
 	said sync.Once
 
-	// pending has what isn't written yet: a *holding.Made for each claim, by UID.
+	// pending has what isn't written yet: a *holding.Realized for each claim, by UID.
 	pending sync.Map
 }
 
@@ -69,7 +69,7 @@ func newWriter(client kubernetes.Interface, driver, pool string, clock clock.Wit
 
 // Enqueue queues a write of the claim's partitions and shares to its status. It doesn't
 // block. For several calls about a claim, the last one counts.
-func (w *Writer) Enqueue(claim holding.Made) {
+func (w *Writer) Enqueue(claim holding.Realized) {
 	uid := types.UID(claim.ClaimUID)
 	w.pending.Store(uid, &claim)
 	w.queue.AddAfter(uid, w.retryIn())
@@ -114,9 +114,9 @@ func (w *Writer) next(ctx context.Context) bool {
 	if !ok {
 		return true
 	}
-	t := pending.(*holding.Made)
-	err := w.write(ctx, uid, t)
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(t.Namespace, t.Name), "claimUID", uid)
+	realized := pending.(*holding.Realized)
+	err := w.write(ctx, realized)
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(realized.Namespace, realized.Name), "claimUID", uid)
 	if err != nil && !final(err) {
 		logger.V(4).Info("The claim's status isn't written yet", "err", err)
 		w.queue.AddRateLimited(uid)
@@ -134,7 +134,7 @@ func (w *Writer) next(ctx context.Context) bool {
 		return true
 	}
 	w.queue.Forget(uid)
-	w.pending.CompareAndDelete(uid, t) // if Enqueue has replaced it, the claim is in the queue again
+	w.pending.CompareAndDelete(uid, realized) // if Enqueue has replaced it, the claim is in the queue again
 	return true
 }
 
@@ -146,25 +146,25 @@ func final(err error) bool {
 
 // write writes the claim's status, if the claim is still the prepared one and
 // the status isn't already correct.
-func (w *Writer) write(ctx context.Context, uid types.UID, t *holding.Made) error {
-	claim, err := w.claims.ResourceClaims(t.Namespace).Get(ctx, t.Name, metav1.GetOptions{})
+func (w *Writer) write(ctx context.Context, realized *holding.Realized) error {
+	claim, err := w.claims.ResourceClaims(realized.Namespace).Get(ctx, realized.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("read the claim: %w", err)
 	}
-	if claim.UID != uid {
+	if string(claim.UID) != realized.ClaimUID {
 		return nil // another claim with the same name
 	}
-	statuses := w.statuses(claim, t)
+	statuses := w.statuses(claim, realized)
 	if len(statuses) == 0 || tells(claim, statuses) {
 		return nil
 	}
 	if w.retryIn() > 0 {
 		return errNotStored // one status in notStoredFor is enough to ask the server
 	}
-	err = w.apply(ctx, t, statuses)
+	err = w.apply(ctx, realized, statuses)
 	if errors.Is(err, errNotStored) {
 		w.pauseWrites()
 	}

@@ -96,7 +96,7 @@ const (
 var part = gpu.Partition{GPU: parent, Profile: "1g.18gb", Placement: gpu.Placement{Start: 4, Size: 1}}
 
 // partition is a claim with a partition and a whole GPU.
-func partition() holding.Made {
+func partition() holding.Realized {
 	made := record(holding.New(device, part), holding.New("gpu-11111111", gpu.Whole{GPU: "GPU-11111111-8a10-0135-bada-13f71feaef21"}))
 	made.Instances[part] = gpu.Instance{
 		UUID: "MIG-4ca0a4a9-9d0a-5a4e-8e4f-7b3cd8a2f3a1", Profile: "1g.18gb", Placement: gpu.Placement{Start: 4, Size: 1}, GPUInstanceID: 9,
@@ -105,8 +105,8 @@ func partition() holding.Made {
 }
 
 // record is the claim with these devices.
-func record(holdings ...holding.Holding) holding.Made {
-	return holding.Made{
+func record(holdings ...holding.Holding) holding.Realized {
+	return holding.Realized{
 		Record:    holding.Record{ClaimUID: "uid-1", Namespace: "default", Name: "training", Holdings: holdings},
 		Instances: map[gpu.Partition]gpu.Instance{},
 	}
@@ -200,9 +200,9 @@ func TestStatusTellsWhichMIGDeviceAPartitionIs(t *testing.T) {
 func TestNothingIsWritten(t *testing.T) {
 	for name, tc := range map[string]struct {
 		claim   func() *resourceapi.ResourceClaim
-		devices func() holding.Made
+		devices func() holding.Realized
 	}{
-		"of whole GPUs": {claimed, func() holding.Made {
+		"of whole GPUs": {claimed, func() holding.Realized {
 			made := partition()
 			made.Holdings = made.Holdings[1:]
 			return made

@@ -124,7 +124,7 @@ func (f *Follower) Run(ctx context.Context) error {
 			f.alive.beat()
 			continue
 		}
-		f.giveUp()
+		f.stopWaiting()
 		if ctx.Err() != nil {
 			break
 		}
@@ -135,7 +135,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		looked()
 		f.pause(ctx, retryDriver)
 	}
-	f.giveUp()
+	f.stopWaiting()
 	return nil //nolint:nilerr // the context's end is how it is told to stop
 }
 
@@ -167,9 +167,9 @@ func (f *Follower) follow(ctx context.Context, looked func()) (err error) {
 	return f.keepReading(ctx, root, session, node.DriverVersion)
 }
 
-// giveUp lets the parts wait no longer for a driver that was closed for a while and can't be
+// stopWaiting lets the parts wait no longer for a driver that was closed for a while and can't be
 // opened again.
-func (f *Follower) giveUp() {
+func (f *Follower) stopWaiting() {
 	if f.suspended {
 		f.suspended = false
 		f.cfg.leave()

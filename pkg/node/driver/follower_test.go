@@ -172,12 +172,12 @@ func TestDriverComesAndGoes(t *testing.T) {
 	if g.PCIeRoot != installed.Machine.GPUs[0].PCIeRoot || g.NUMANode == nil || *g.NUMANode != installed.Machine.GPUs[0].NUMANode {
 		t.Errorf("GPU is at %q, NUMA node %v; want what sysfs says, %+v", g.PCIeRoot, g.NUMANode, installed.Machine.GPUs[0])
 	}
-	if _, err := f.Specs.Write(holding.Made{Record: holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{holding.New(name, device)}}}); err != nil {
+	if _, err := f.Specs.Write(holding.Realized{Record: holding.Record{ClaimUID: "claim-1", Holdings: []holding.Holding{holding.New(name, device)}}}); err != nil {
 		t.Errorf("prepare: %v", err)
 	}
 	back = moveAside(t, installed.Root)
 	eventually(t, f, "the driver's loss", func() bool { return f.Facts.Trouble() != nil })
-	if _, err := f.Specs.Write(holding.Made{Record: holding.Record{ClaimUID: "claim-2", Holdings: []holding.Holding{holding.New(name, device)}}}); err == nil {
+	if _, err := f.Specs.Write(holding.Realized{Record: holding.Record{ClaimUID: "claim-2", Holdings: []holding.Holding{holding.New(name, device)}}}); err == nil {
 		t.Error("a claim was prepared without a driver")
 	}
 	back()

@@ -4,7 +4,7 @@
 // looks for GPUs that don't respond, resets GPUs, and ends conditions by hand.
 //
 // It keeps the times of all that is read of GPUs without an event, as tasks that don't wait
-// for each other (observe.go): a GPU that doesn't answer delays no other. It is one package
+// for each other (tasks.go): a GPU that doesn't answer delays no other. It is one package
 // because readings, resets and endings all change what is stored of a GPU.
 //
 // It is given the hardware by pkg/node/driver. What only driver can do, because NVML has

@@ -29,7 +29,7 @@ func (m *Monitor) podsOn(x gpu.XID) []Pod {
 			GPUInstanceID: made.Made.GPUInstanceID, ComputeInstanceID: made.Made.ComputeInstanceID,
 		})
 	}
-	return Holders(x, m.cfg.Journal.Claims().Records(), instances)
+	return Holders(x, m.cfg.Journal.ClaimsOn(x.GPU).Records(), instances)
 }
 
 // made returns the partitions that Tessera has made on the GPU.

@@ -91,7 +91,8 @@ type Monitor struct {
 	// using is held for reading while the hardware is used.
 	using    sync.RWMutex
 	hardware *Hardware // nil: none
-	silent   []string  // the GPUs that haven't answered; of the task askGPUs
+	// notResponding has the GPUs that the last probe found so; of the task askGPUs.
+	notResponding []string
 
 	mu   sync.Mutex // of all below, but for what watchedGPU.deciding is of
 	gpus map[gpu.UUID]*watchedGPU

@@ -97,7 +97,7 @@ type answer struct {
 func (m *Monitor) examine(ctx context.Context, w *watchedGPU) *gpu.Vitals {
 	m.using.RLock()
 	defer m.using.RUnlock()
-	if !m.has(w.uuid) {
+	if !m.canRead(w.uuid) {
 		return nil
 	}
 	xids := m.take(w)

@@ -35,8 +35,9 @@ type Record struct {
 	GivenUp *health.Load `json:"givenUp,omitempty"`
 }
 
-// Made is a claim's record with what was made for the claim.
-type Made struct {
+// Realized is a claim's record with what its CDI spec and status need besides: the MIG instances
+// of its partitions, and the directories of its MPS daemons.
+type Realized struct {
 	Record
 
 	// Instances are those of the partitions that the claim has, or has shares of.

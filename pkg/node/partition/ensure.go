@@ -81,7 +81,7 @@ func (v *visit) mayCreate(p gpu.Partition) error {
 	}
 	for _, o := range v.ours {
 		if o.Partition != p && o.complete() && o.Placement.Overlaps(p.Placement) {
-			if holder := v.m.claimOn(o.Partition); holder != "" {
+			if holder := v.m.describeClaimOn(o.Partition); holder != "" {
 				return fmt.Errorf("%s is in the way, and %s holds it", instanceName(*o.instance), holder)
 			}
 		}
@@ -192,7 +192,7 @@ func (v *visit) describe() string {
 			continue
 		}
 		who := "idle"
-		if h := v.m.claimOn(o.Partition); h != "" {
+		if h := v.m.describeClaimOn(o.Partition); h != "" {
 			who = "held by " + h
 		}
 		list = append(list, fmt.Sprintf("%s (%s)", instanceName(*o.instance), who))

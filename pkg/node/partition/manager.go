@@ -136,10 +136,10 @@ func (m *Manager) Conditions() map[gpu.UUID][]gpu.Condition {
 	return conditions
 }
 
-// claimOn returns the name of the claim that holds the partition, or a share of it,
-// in the journal, "" if none does. A claim whose file can't be read counts as a
-// holder of all that it may hold.
-func (m *Manager) claimOn(p gpu.Partition) string {
+// describeClaimOn returns the claim that holds the partition, or a share of it, in the journal, in
+// words for an error; "" if none does. A claim whose file can't be read counts as a holder of all
+// that it may hold.
+func (m *Manager) describeClaimOn(p gpu.Partition) string {
 	exactly := func(g holding.Holding) bool { return !g.Admin && g.Base() == gpu.Device(p) }
 	for _, c := range m.cfg.Journal.ClaimsOn(p.GPU) {
 		switch {

@@ -161,7 +161,7 @@ func (m *Manager) tidyNow(ctx context.Context, op string, uuid gpu.UUID, l limit
 func (v *visit) destroyIdle(ctx context.Context, keepWarm time.Duration) error {
 	var errs []error
 	for _, o := range slices.Clone(v.ours) {
-		if o.complete() && (v.m.claimOn(o.Partition) != "" || v.idleFor(o.Partition) < keepWarm) {
+		if o.complete() && (v.m.describeClaimOn(o.Partition) != "" || v.idleFor(o.Partition) < keepWarm) {
 			continue
 		}
 		errs = append(errs, v.destroy(ctx, o))
@@ -173,7 +173,7 @@ func (v *visit) destroyIdle(ctx context.Context, keepWarm time.Duration) error {
 func (v *visit) idlest() []own {
 	var idle []own
 	for _, o := range v.ours {
-		if o.instance != nil && v.m.claimOn(o.Partition) == "" {
+		if o.instance != nil && v.m.describeClaimOn(o.Partition) == "" {
 			idle = append(idle, o)
 		}
 	}

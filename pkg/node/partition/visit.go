@@ -99,11 +99,11 @@ func (v *visit) scheduleOwn(o own) {
 	keep := v.m.keep(v.uuid)
 	switch {
 	case o.instance == nil:
-	case v.m.claimOn(o.Partition) == "":
+	case v.m.describeClaimOn(o.Partition) == "":
 		v.scheduleIn(keep - v.idleFor(o.Partition))
-	case v.isIdle(o.Partition): // given up, and the claim's record is about to go
+	case v.isIdle(o.Partition): // released, and the claim's record is about to go
 		v.scheduleIn(max(keep-v.idleFor(o.Partition), retryFirst))
-	case slices.ContainsFunc(v.m.cfg.Journal.ClaimsOn(v.uuid), holding.Claim.IsUnreadable): // whose claims give up what their names tell, and that may not be all
+	case slices.ContainsFunc(v.m.cfg.Journal.ClaimsOn(v.uuid), holding.Claim.IsUnreadable): // whose claims release what their names tell, and that may not be all
 		v.scheduleIn(retryLast)
 	}
 }

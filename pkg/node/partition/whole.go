@@ -50,7 +50,7 @@ func (m *Manager) ClearMIG(ctx context.Context, uuid gpu.UUID) (err error) {
 // mayBeWhole is an error where others, or claims, keep the GPU in MIG mode.
 func (v *visit) mayBeWhole() error {
 	for _, o := range v.ours {
-		if holder := v.m.claimOn(o.Partition); holder != "" && o.complete() {
+		if holder := v.m.describeClaimOn(o.Partition); holder != "" && o.complete() {
 			return fmt.Errorf("it is divided: %s holds %s", holder, instanceName(*o.instance))
 		}
 	}

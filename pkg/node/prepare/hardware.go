@@ -13,20 +13,20 @@ import (
 )
 
 // readyDevices makes the devices of a recorded claim ready for its containers: it
-// creates partitions, clears GPUs that are given whole of MIG, and sets up daemons and
-// settings. On an error, the created parts stay.
-func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (holding.Made, error) {
-	made := holding.Made{Record: r}
+// creates partitions, switches MIG mode off on GPUs that the claim has whole, and sets up daemons
+// and settings. On an error, the created parts stay.
+func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (holding.Realized, error) {
+	realized := holding.Realized{Record: r}
 	err := p.awaitDaemonEnds(ctx, r)
 	if err != nil {
-		return made, failedAt(stepSharing, err)
+		return realized, failedAt(stepSharing, err)
 	}
-	if made.Instances, err = p.readyAll(ctx, r.Holdings); err != nil {
-		return made, failedAt(stepHardware, err)
+	if realized.Instances, err = p.readyAll(ctx, r.Holdings); err != nil {
+		return realized, failedAt(stepHardware, err)
 	}
 	p.cfg.Steps.Reached("prepare.ready")
-	made.Daemons, err = p.setUpSharing(ctx, made)
-	return made, failedAt(stepSharing, err)
+	realized.Daemons, err = p.setUpSharing(ctx, realized)
+	return realized, failedAt(stepSharing, err)
 }
 
 // awaitDaemonEnds waits for the ends of MPS daemons on GPUs that the claim is to have
@@ -99,11 +99,11 @@ func (p *Preparer) readyDevice(ctx context.Context, g holding.Holding) (gpu.Inst
 }
 
 // setUpSharing sets up what the claim shares, if it shares anything.
-func (p *Preparer) setUpSharing(ctx context.Context, made holding.Made) (map[string]gpu.MPSDirs, error) {
-	if !made.Shares() {
+func (p *Preparer) setUpSharing(ctx context.Context, realized holding.Realized) (map[string]gpu.MPSDirs, error) {
+	if !realized.Shares() {
 		return nil, nil //nolint:nilnil // no daemons
 	}
-	dirs, err := p.cfg.Sharing.Join(ctx, made.Record, made.Instances)
+	dirs, err := p.cfg.Sharing.Join(ctx, realized.Record, realized.Instances)
 	if err != nil {
 		return nil, fmt.Errorf("set up what the claim shares: %w", err)
 	}

@@ -219,28 +219,27 @@ func (p *Preparer) addPods(c *holding.Claim, pods []holding.Pod) error {
 // realize has the hardware make what the record says, and writes the spec. The
 // claim's lock is held.
 func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (map[gpu.DeviceName][]string, error) {
-	made, err := p.readyDevices(ctx, r)
+	realized, err := p.readyDevices(ctx, r)
 	if err == nil {
 		err = failedAt(stepSharing, p.ensureUnshared(ctx, r))
 	}
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, err)
 	}
-	ids, err := p.cfg.Specs.Write(made)
+	ids, err := p.cfg.Specs.Write(realized)
 	if err != nil {
 		return nil, p.undo(ctx, r.ClaimUID, before, failedAt(stepCDI, fmt.Errorf("write the CDI spec of the claim: %w", err)))
 	}
 	p.cfg.Steps.Reached("prepare.written")
-	p.notifyPrepared(made)
+	p.notifyPrepared(realized)
 	return ids, nil
 }
 
-// notifyPrepared passes on what a claim was given whose devices' attributes don't say
-// it all.
-func (p *Preparer) notifyPrepared(made holding.Made) {
-	hasNews := func(g holding.Holding) bool { return g.Partition != holding.Partition{} || g.MPS != nil }
-	if slices.ContainsFunc(made.Holdings, hasNews) {
-		p.cfg.Statuses.Enqueue(made)
+// notifyPrepared queues a write of the claim's status if it has MIG devices or MPS limits.
+func (p *Preparer) notifyPrepared(realized holding.Realized) {
+	hasNews := func(h holding.Holding) bool { return h.Partition != holding.Partition{} || h.MPS != nil }
+	if slices.ContainsFunc(realized.Holdings, hasNews) {
+		p.cfg.Statuses.Enqueue(realized)
 	}
 }
 
@@ -263,15 +262,15 @@ func (p *Preparer) notifyRead(before holding.Claim) {
 // results returns the answer to the kubelet.
 func (p *Preparer) results(r holding.Record, ids map[gpu.DeviceName][]string) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(r.Holdings))
-	for _, g := range r.Holdings {
+	for _, h := range r.Holdings {
 		d := kubeletplugin.Device{
-			Requests:     []string{g.Request},
+			Requests:     []string{h.Request},
 			PoolName:     p.cfg.Pool,
-			DeviceName:   string(g.Device),
-			CDIDeviceIDs: ids[g.CDIName()],
+			DeviceName:   string(h.Device),
+			CDIDeviceIDs: ids[h.CDIName()],
 		}
-		if g.ShareID != "" {
-			d.ShareID = new(types.UID(g.ShareID))
+		if h.ShareID != "" {
+			d.ShareID = new(types.UID(h.ShareID))
 		}
 		devices = append(devices, d)
 	}
@@ -293,22 +292,22 @@ func (p *Preparer) resolve(request string, name gpu.DeviceName) (gpu.Device, gpu
 func (p *Preparer) newRecord(c *resourceapi.ResourceClaim, grants []claim.Grant) (holding.Record, error) {
 	r := holding.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.cfg.BootID, Pods: reservedFor(c)}
 	for i, g := range grants {
-		device, facts, err := p.resolve(g.Request, g.Device)
+		device, known, err := p.resolve(g.Request, g.Device)
 		if err != nil {
 			return r, err
 		}
-		grants[i] = g.Place(device, facts)
+		grants[i] = g.Place(device, known)
 	}
 	if slices.ContainsFunc(grants, claim.Grant.UsesMPS) {
 		if err := claim.SetLimits(grants); err != nil {
 			return r, err
 		}
 	}
-	for _, grant := range grants {
-		h := holding.New(grant.Device, grant.Of)
-		h.Request, h.Admin, h.ShareID, h.TimeSlice = grant.Request, grant.Admin, grant.ShareID, string(grant.TimeSlice)
-		if grant.Limits != nil {
-			h.MPS = &holding.MPS{ThreadPercentage: grant.Limits.ThreadPercentage, MemoryMiB: grant.Limits.MemoryMiB}
+	for _, g := range grants {
+		h := holding.New(g.Device, g.Of)
+		h.Request, h.Admin, h.ShareID, h.TimeSlice = g.Request, g.Admin, g.ShareID, string(g.TimeSlice)
+		if g.Limits != nil {
+			h.MPS = &holding.MPS{ThreadPercentage: g.Limits.ThreadPercentage, MemoryMiB: g.Limits.MemoryMiB}
 		}
 		r.Holdings = append(r.Holdings, h)
 	}

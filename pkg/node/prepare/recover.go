@@ -104,15 +104,15 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	if err := p.resolvable(r); err != nil {
 		return err
 	}
-	made, err := p.readyDevices(ctx, r)
+	realized, err := p.readyDevices(ctx, r)
 	if err != nil {
 		return err
 	}
-	if _, err := p.cfg.Specs.Write(made); err != nil {
+	if _, err := p.cfg.Specs.Write(realized); err != nil {
 		return fmt.Errorf("write the CDI spec again: %w", err)
 	}
 	p.cfg.Steps.Reached("recover.written")
-	p.notifyPrepared(made)
+	p.notifyPrepared(realized)
 	return nil
 }
 

@@ -27,7 +27,7 @@ func TestRecover(t *testing.T) {
 	if err := os.Mkdir(f.node.cdi, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.specs.Write(holding.Made{Record: holding.Record{ClaimUID: "orphan", Holdings: []holding.Holding{holding.New(gpuName(0), gpu.Whole{GPU: uuidOf(0)})}}}); err != nil {
+	if _, err := f.specs.Write(holding.Realized{Record: holding.Record{ClaimUID: "orphan", Holdings: []holding.Holding{holding.New(gpuName(0), gpu.Whole{GPU: uuidOf(0)})}}}); err != nil {
 		t.Fatal(err)
 	}
 	f.journal.Close()

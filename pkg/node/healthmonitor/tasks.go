@@ -20,8 +20,8 @@ const (
 	// ended the condition: two readings have to agree that it is over, within ten
 	// seconds.
 	sickVitalsEvery = 4 * time.Second
-	// usageEvery is how often it is read how much of a GPU programs use, while there are
-	// scrapes; and the time over which the utilization by processes is read.
+	// usageEvery is the interval of readings of a GPU's usage while there are scrapes, and the
+	// period of the utilization by process.
 	usageEvery = 5 * time.Second
 	// settingsEvery is how often compute modes and time slices are compared with what claims need.
 	settingsEvery = time.Minute
@@ -113,8 +113,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// has reports whether the GPU can be read: there is hardware, and the node has the GPU. Needs using.
-func (m *Monitor) has(uuid gpu.UUID) bool {
+// canRead reports whether there is hardware, and the node has the GPU. Needs using.
+func (m *Monitor) canRead(uuid gpu.UUID) bool {
 	all, _, _ := m.cfg.Facts.GPUs()
 	return m.hardware != nil && slices.Contains(all, uuid)
 }
@@ -124,7 +124,7 @@ func (m *Monitor) has(uuid gpu.UUID) bool {
 func (m *Monitor) readUsage(uuid gpu.UUID) (pause time.Duration) {
 	m.using.RLock()
 	defer m.using.RUnlock()
-	began, there := time.Now(), m.has(uuid)
+	began, there := time.Now(), m.canRead(uuid)
 	switch wanted := m.cfg.Readings.Wanted(); {
 	case !wanted && there:
 		m.hardware.Session.EndUsage(uuid)
@@ -147,14 +147,14 @@ func (m *Monitor) probe(ctx context.Context) {
 	m.using.RLock()
 	defer m.using.RUnlock()
 	if m.hardware == nil {
-		m.silent = nil
+		m.notResponding = nil
 		return
 	}
-	began, before := time.Now(), m.silent
-	m.silent = m.hardware.Session.Probe()
-	m.cfg.Facts.Looked(began, m.silent)
-	if !slices.Equal(m.silent, before) {
-		klog.FromContext(ctx).Info("The set of GPUs that don't respond has changed", "node", m.cfg.NodeName, "gpus", m.silent, "before", before)
+	began, before := time.Now(), m.notResponding
+	m.notResponding = m.hardware.Session.Probe()
+	m.cfg.Facts.Looked(began, m.notResponding)
+	if !slices.Equal(m.notResponding, before) {
+		klog.FromContext(ctx).Info("The set of GPUs that don't respond has changed", "node", m.cfg.NodeName, "gpus", m.notResponding, "before", before)
 		m.cfg.Facts.RereadGPUs()
 	}
 }
