@@ -1,9 +1,9 @@
 // Package agenda runs operations on GPUs, or on something else that has a name: one at a
 // time on each, at a given time, and again after a failure, with growing delays.
 //
-// It isn't client-go's workqueue, which neither puts off nor takes back what is queued: a call
-// that is asked for during the delay after a failure would end the delay. Nor does a queue tell
-// which of its keys have failed, for RetryNow.
+// client-go's workqueue doesn't fit: it can't delay or drop a queued call, so a call requested
+// during the delay after a failure would end the delay. Nor does it list the keys that failed, for
+// RetryNow.
 //
 // It imports pkg/gpu and pkg/keylock, and every package may import it.
 package agenda
@@ -244,8 +244,8 @@ func (a *Agenda[K]) RetryNow() {
 	a.wakeRun()
 }
 
-// IsNews reports whether to log the key's last failure: the first ones, and
-// then fewer and fewer.
+// IsNews reports whether to log the key's last failure: whether the number of failures in a row is
+// a power of two.
 func (a *Agenda[K]) IsNews(key K) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -45,8 +45,9 @@ func RemoveIfEmpty(dir string) error {
 	return nil
 }
 
-// TryLock locks an open file or directory for this process and those that it gives the file
-// to, until all have closed it or ended. It returns false while others have it locked.
+// TryLock locks an open file or directory exclusively, without waiting. It returns false if it is
+// locked through another open of it. The lock lasts until f is closed, in this process and in
+// those that it was passed to.
 func TryLock(f *os.File) (bool, error) {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {

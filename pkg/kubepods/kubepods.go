@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// named is how the name of the cgroup of all pods begins, and with the systemd driver those
-// of the cgroups below it: there a --cgroup-root comes first.
+// named matches the name of the cgroup of all pods, and with the systemd driver those of all
+// cgroups below it. There, a --cgroup-root comes first.
 const named = `(^|-)kubepods`
 
 var (
@@ -22,8 +22,8 @@ var (
 // IsTop reports whether a cgroup with this name contains all pods.
 func IsTop(name string) bool { return topPattern.MatchString(name) }
 
-// Above returns the cgroup that those of pods are in, from the path of one of those or of a
-// cgroup below it; false from another path.
+// Above returns the parent of the cgroup that contains all pods, from the path of a pod's or a
+// container's cgroup; false if the path has no such cgroup.
 func Above(path string) (string, bool) {
 	elements := strings.Split(path, "/")
 	i := slices.IndexFunc(elements, podsPattern.MatchString)

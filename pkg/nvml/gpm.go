@@ -31,8 +31,8 @@ type gpmSample struct {
 	counters gonvml.GpmSample
 }
 
-// takeSamples returns the samples of a GPU, which are the caller's alone then: to free them, or
-// to keep them again.
+// takeSamples removes the samples of a GPU from the session and returns them; the caller frees
+// them or passes them to keepSamples.
 func (s *Session) takeSamples(uuid gpu.UUID) gpmSamples {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -98,7 +98,7 @@ func TestStartOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program, "1000")
-	cmd.Args[0] = "sleep" // some are many programs in one, and go by this
+	cmd.Args[0] = "sleep" // busybox selects the program by its first argument
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

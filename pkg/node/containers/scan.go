@@ -27,7 +27,7 @@ type mount struct {
 }
 
 // scan reads the mounts of all processes of the host, once for each mount
-// namespace. The error may be about one of them.
+// namespace. With an error about one of them, the result still has the mounts of the others.
 func (c *Containers) scan() ([]mount, error) {
 	host, err := procfs.NewFS(c.host.Path("/proc"))
 	if err != nil {

@@ -30,13 +30,13 @@ func (f *Follower) watch(ctx context.Context, root driverroot.Root, session *nvm
 	}
 }
 
-// watchEvents passes each event of the GPUs on, and wakes a while after it. The channel is closed when the
-// session isn't used any more.
+// watchEvents passes each event to the health monitor, and requests a reading two seconds later. The
+// channel is closed when the session isn't used any more.
 func (f *Follower) watchEvents(ctx context.Context, session *nvml.Session) <-chan struct{} {
 	ctx, done := f.listening.begin(ctx)
 	go func() {
 		defer close(done)
-		failures := flowcontrol.NewBackOff(retryDriver, rereadEvery) // each wakes a reading
+		failures := flowcontrol.NewBackOff(retryDriver, rereadEvery) // each requests a reading
 		for ctx.Err() == nil {
 			event, err := session.WaitEvent(ctx)
 			switch {
@@ -104,7 +104,7 @@ func (l *listening) stop(ctx context.Context) {
 	}
 }
 
-// watchNodes wakes when device nodes appear and disappear.
+// watchNodes requests a reading when device nodes appear or disappear.
 func (f *Follower) watchNodes(ctx context.Context, root driverroot.Root) <-chan struct{} {
 	done := make(chan struct{})
 	watcher, err := fsnotify.NewWatcher()

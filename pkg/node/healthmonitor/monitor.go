@@ -63,14 +63,14 @@ type Config struct {
 	// MPS daemons. Without a Preparer, GPUs are never reset, and conditions say nothing of it.
 	Preparer *prepare.Preparer
 	Sharing  *sharing.Manager
-	// Readings are given how much of each GPU programs use, while they want that.
+	// Readings gets the usage of each GPU while scrapes want it.
 	Readings   *usage.Readings
 	Events     Events
 	Registerer prometheus.Registerer
 }
 
-// Monitor watches the GPUs' health. Its methods may be called concurrently; none but
-// Run and SetHardware blocks.
+// Monitor watches the GPUs' health. Its methods may be called concurrently. Run, SetHardware,
+// End, EndUnlisted, Reset and OrderForget may block, the others don't.
 type Monitor struct {
 	cfg     Config
 	metrics *metrics
@@ -198,10 +198,10 @@ func (m *Monitor) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		uuids, silent, changed := m.cfg.Facts.GPUs()
 		for _, uuid := range uuids {
-			// Only the monitor counts how often a GPU stops responding.
 			if !slices.Contains(before, uuid) {
 				m.requestUsage(uuid)
 			}
+			// A GPU that became silent: only the monitor counts how often that happens.
 			if !slices.Contains(before, uuid) || slices.Contains(silent, uuid) && !slices.Contains(silentBefore, uuid) {
 				m.requestVitals(uuid)
 			}

@@ -131,7 +131,7 @@ func reading(t *testing.T, seesProcesses bool, test func(t *testing.T, r *usage.
 	})
 }
 
-// numbers are which reading of each GPU the scrape gets.
+// numbers returns, for each GPU, the number of the reading that the scrape returned.
 func numbers(r *usage.Readings) map[gpu.UUID]int64 {
 	got := map[gpu.UUID]int64{}
 	for uuid, u := range r.Scrape() {

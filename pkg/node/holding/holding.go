@@ -128,7 +128,7 @@ func New(name gpu.DeviceName, d gpu.Device) Holding {
 	return g
 }
 
-// Of returns the device of the holding.
+// Of returns the device itself; Device is its name.
 func (g Holding) Of() gpu.Device {
 	base := g.Base()
 	switch {
@@ -150,8 +150,8 @@ func (g Holding) Base() gpu.Device {
 	return gpu.Whole{GPU: g.GPU}
 }
 
-// CDIName tells the holding from the claim's others: the device's name and, where the
-// device can be allocated several times, the share's ID.
+// CDIName returns the name of the holding's CDI device: the device's name, with the share's ID if
+// the device can be allocated several times. A held device and admin access to it have the same.
 func (g Holding) CDIName() gpu.DeviceName {
 	if g.ShareID == "" {
 		return g.Device
@@ -183,8 +183,7 @@ func (r Record) Holds(d gpu.Device) bool {
 	return slices.ContainsFunc(r.Holdings, func(g Holding) bool { return !g.Admin && gpu.Conflict(g.Of(), d) })
 }
 
-// CDIDevices returns the holdings by CDIName. Where the claim holds a device and also has
-// admin access to it, that is the one that it holds.
+// CDIDevices returns the holdings by CDIName. If two have one name, the held one wins.
 func (r Record) CDIDevices() map[gpu.DeviceName]Holding {
 	devices := make(map[gpu.DeviceName]Holding, len(r.Holdings))
 	for _, g := range r.Holdings {

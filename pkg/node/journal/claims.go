@@ -9,10 +9,10 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// lists are of the claims with a record, as the journal answers with them, in the order of
-// their UIDs. An answer never changes: a change of a claim makes new lists. Those of its GPUs
-// and pods are short, and that of all is made when somebody asks for it: a prepare that
-// doesn't costs the same whatever else the node has prepared.
+// lists has the journal's claims in memory: by UID, by GPU and by pod. A list is ordered by UID
+// and never modified; a change of a claim replaces the lists that it is in. The list of all claims
+// is built when Claims needs it, so a prepare takes the same time however many claims the node
+// has.
 type lists struct {
 	byUID map[string]holding.Claim
 	byGPU map[gpu.UUID]holding.Claims
@@ -36,10 +36,10 @@ func gpusOf(c holding.Claim) []gpu.UUID {
 	return c.GPUs()
 }
 
-// Claims returns all claims that have a record, readable or not, or may have one after a
-// write that failed; ordered by UID. While a record is being put in its place, the claim is
-// doubtful, with the record before it if there is one. Nobody may change what this and the next
-// two return.
+// Claims returns all claims that have a record, readable or not, or may have one after a failed
+// write, ordered by UID. A claim is listed as Doubtful while a record is put in its place, with the
+// record before it if there is one. Callers must not modify the results of Claims, ClaimsOn and
+// ClaimsOf.
 func (j *Journal) Claims() holding.Claims {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -52,7 +52,7 @@ func (j *Journal) Claims() holding.Claims {
 	return j.lists.all
 }
 
-// ClaimsOn returns those of Claims that have something of the GPU, or may have.
+// ClaimsOn returns the claims that have, or may have, something of the GPU; with admin access, too.
 func (j *Journal) ClaimsOn(uuid gpu.UUID) holding.Claims {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -124,13 +124,13 @@ func find(list holding.Claims, uid string) (int, bool) {
 	return slices.BinarySearchFunc(list, uid, func(c holding.Claim, uid string) int { return strings.Compare(c.ClaimUID, uid) })
 }
 
-// with returns another list that has the claim, which this one hasn't.
+// with returns a copy of the list with the claim added. The list must not have it yet.
 func with(list holding.Claims, c holding.Claim) holding.Claims {
 	n, _ := find(list, c.ClaimUID)
 	return slices.Concat(list[:n], holding.Claims{c}, list[n:])
 }
 
-// without returns another list that doesn't have the claim.
+// without returns a copy of the list without the claim, or the list if it doesn't have it.
 func without(list holding.Claims, uid string) holding.Claims {
 	n, ok := find(list, uid)
 	if !ok {

@@ -20,7 +20,7 @@
 // the journal isn't opened without it.
 //
 // The file's envelope is {"version", "crc32", "body"}; the checksum is over the
-// bytes of the body. The body consists of types of pkg/node/holding: no
+// bytes of the body. The body consists of types of pkg/node/holding, pkg/health and pkg/gpu: no
 // library's struct goes to disk. Fields may be added at any time: readers skip
 // those they don't know. The version is raised only when an older reader would
 // do harm, and an older reader refuses to start on such a file.

@@ -60,8 +60,7 @@ type Journal struct {
 // that another process has open. Temporary files of an interrupted write are
 // removed.
 //
-// step, which may be nil, is called with the name of each step of a write
-// after the step; crash tests stop there.
+// steps, which may be nil, are told of each step of a write after it; crash tests stop there.
 func Open(dir string, steps *failpoint.Steps) (*Journal, error) {
 	if err := files.MakeDir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the journal's directory: %w", err)
@@ -160,6 +159,8 @@ func (j *Journal) PutHealth(h holding.Health) error {
 // Delete.
 func (j *Journal) DeleteHealth(uuid gpu.UUID) error { return j.health.remove(string(uuid)) }
 
+// lockAndLoad locks the journal and reads it. Plugins take turns by the lock of the data directory;
+// that of the journal still keeps a second one off if somebody has deleted the other's file.
 func (j *Journal) lockAndLoad() error {
 	switch locked, err := files.TryLock(j.lock); {
 	case err != nil:

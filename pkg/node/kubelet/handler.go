@@ -88,8 +88,8 @@ func (h *handler) HandleError(ctx context.Context, err error, msg string) {
 	}
 }
 
-// announce is a gRPC interceptor that announces a prepare before the helper
-// reads its claims from the API server.
+// announce registers a prepare (Preparer.Begin) before the helper reads its claims, so that an
+// unprepare that comes meanwhile stops it. It is a gRPC interceptor.
 func (p *Plugin) announce(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	c := readCall(req)
 	if c.answer == nil || c.unprepare {

@@ -117,7 +117,7 @@ func (m *Manager) tidyAll(ctx context.Context, op string, l limits) error {
 	return agenda.Each(uuids, func(uuid gpu.UUID) error { return m.tidy(ctx, op, uuid, l) })
 }
 
-// tidy destroys the partitions of a GPU beyond the limits. A failure is planned again.
+// tidy destroys the partitions of a GPU beyond the limits. A failure is scheduled for a retry.
 func (m *Manager) tidy(ctx context.Context, op string, uuid gpu.UUID, l limits) (err error) {
 	defer wrap(&err, "tidy the MIG partitions of GPU %s", uuid)
 	return m.worker.Tried(uuid, m.tidyNow(ctx, op, uuid, l))

@@ -52,6 +52,7 @@ func (m *Manager) visit(ctx context.Context, op string, uuid gpu.UUID) (*visit, 
 	if err != nil {
 		return nil, err
 	}
+	// A release succeeds without a driver, too: the partition is destroyed when there is one.
 	if m.hw == nil && op != "release" {
 		unlock()
 		return nil, gpu.ErrNoDriver
@@ -117,8 +118,8 @@ func (v *visit) look() error {
 	if !ok || r.BootID != v.m.cfg.BootID {
 		r = holding.GPURecord{}
 	}
-	// A recorded instance that doesn't exist is given up, so the hardware is read
-	// twice.
+	// A recorded instance that doesn't exist is dropped from the record, so the hardware is
+	// read twice.
 	for look := 0; look == 0 || look == 1 && ok && !equal(v.record(), r); look++ {
 		began := time.Now()
 		mig, err := v.hw.MIG(v.uuid)

@@ -124,10 +124,9 @@ func (p *Preparer) findShortage(want holding.Record) *shortage {
 // errUnprepared stops a prepare that an unprepare has overtaken.
 var errUnprepared = errors.New("the claim was unprepared while it was being prepared")
 
-// calls are the prepares that have arrived and not returned, by claim, so that
-// an unprepare can stop those that began before it, and wakes those that wait for its
-// devices. Nothing is remembered beyond that: a claim may be prepared again after its
-// unprepare.
+// calls has the prepares in progress, by claim. An unprepare stops those that began before it; a
+// released claim wakes those that wait for devices. Nothing is remembered beyond that: a claim may
+// be prepared again after its unprepare.
 type calls struct {
 	mu      notify.Mutex
 	byClaim map[types.UID]map[*call]bool

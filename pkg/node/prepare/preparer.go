@@ -251,8 +251,8 @@ func (p *Preparer) put(r holding.Record) error {
 	return err
 }
 
-// notifyRead reports that a claim whose record couldn't be read may have another now, or
-// none.
+// notifyRead requests a reading of the facts after an unreadable record was replaced or removed:
+// the condition StateUnreadable may have ended.
 func (p *Preparer) notifyRead(before holding.Claim) {
 	if before.IsUnreadable() {
 		p.cfg.Facts.Reread()
@@ -287,8 +287,8 @@ func (p *Preparer) resolve(request string, name gpu.DeviceName) (gpu.Device, gpu
 	return d, g, nil
 }
 
-// newRecord places the grants, and returns the claim's journal record, from which all else
-// follows. It refuses grants that no container could use.
+// newRecord adds the node's device and facts to each grant, computes MPS limits, and returns the
+// claim's record, from which all else follows. It refuses grants that no container could use.
 func (p *Preparer) newRecord(c *resourceapi.ResourceClaim, grants []claim.Grant) (holding.Record, error) {
 	r := holding.Record{ClaimUID: string(c.UID), Namespace: c.Namespace, Name: c.Name, BootID: p.cfg.BootID, Pods: reservedFor(c)}
 	for i, g := range grants {

@@ -48,9 +48,10 @@ func (p *Preparer) unprepare(ctx context.Context, c kubeletplugin.NamespacedObje
 	return err
 }
 
-// withdraw removes the spec and the mark. When await has returned nil, it removes
-// daemons and settings that no other claim needs, releases the partitions, and then
-// drops the record.
+// withdraw removes the spec, and calls await, which deletes the mark (Containers.AwaitEnd) if
+// containers may have the claim, and returns nil when none has. Then withdraw removes a mark that
+// is left, and daemons and settings that no other claim needs, releases the partitions, and drops
+// the record.
 func (p *Preparer) withdraw(ctx context.Context, claimUID string, await func(holding.Claim) error) error {
 	p.cfg.Journal.AdvancePhase(claimUID, holding.Unpreparing)
 	if err := p.cfg.Specs.Remove(claimUID); err != nil {
@@ -139,9 +140,9 @@ func (p *Preparer) leaveShared(ctx context.Context, c holding.Claim) error {
 	return nil
 }
 
-// release gives up the partitions that the claim holds, but for those that another
-// claim has a share of: different GPUs at once, one GPU in order. A failure of one
-// doesn't stop the others; errors name the partition.
+// release releases the partitions that the claim holds, but for those that another claim has a
+// share of: different GPUs at once, one GPU in order. A failure of one doesn't stop the others;
+// errors name the partition.
 func (p *Preparer) release(ctx context.Context, r holding.Record) error {
 	return agenda.Each(slices.Collect(maps.Values(heldPartitions(r))), func(onGPU []gpu.Partition) error {
 		var errs []error

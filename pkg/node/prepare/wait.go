@@ -78,9 +78,9 @@ func (p *Preparer) waitForHolders(ctx context.Context, w *wait, holders []holdin
 	return w.sleep(holders[0], unknown, released)
 }
 
-// ask asks for a holder's standing, once per wait unless it could not be told. Of a holder
-// that was given up it releases the devices; the error says why it can't. Without an error the
-// holder has released them, or was prepared again.
+// ask returns a holder's standing, from the API server once per wait, and again after an error. For
+// a holder that was given up it tries to release the devices instead: nil means that they are free
+// or the claim was prepared again.
 func (p *Preparer) ask(w *wait, h holding.Record) (standing, error) {
 	if s, ok := w.standings[h.ClaimUID]; ok {
 		return s, nil

@@ -34,8 +34,8 @@ func inventoryClient(cfg *rest.Config) (rest.Interface, error) {
 	return c, nil
 }
 
-// watchOne watches the one object of a name, of which trim, which may be nil, keeps what is
-// looked at. saw is called with it at first and after each change, gone when it is deleted.
+// watchOne watches the object of that name. trim, which may be nil, drops what isn't needed. saw is
+// called with the object at first and after each change, gone after its deletion.
 func watchOne[T runtime.Object](c rest.Interface, resource, name string, example T, trim cache.TransformFunc, saw, gone func(T)) cache.Controller {
 	typed := func(f func(T)) func(any) {
 		return func(obj any) {

@@ -150,8 +150,8 @@ func (m *Manager) refresh(ctx context.Context) error {
 }
 
 // await returns once the supervisor has reported the effect of a call that it has answered
-// with this revision. A supervisor that ends meanwhile is waited for. When the plugin ends,
-// nobody reports any more what is still undone then: await returns at once.
+// with this revision. A supervisor that ends meanwhile is waited for. It returns at once after Watch
+// has ended, with the plugin, because no report follows.
 func (m *Manager) await(ctx context.Context, revision mps.Revision) error {
 	m.mu.Lock()
 	before, current := m.watch.calls, m.watch.current
@@ -324,8 +324,8 @@ func (m *Manager) daemon(name string) (mps.Daemon, error) {
 	return d, nil
 }
 
-// remember notes that the claim joins, and with which instances of its partitions if others
-// created those. It forgets those of claims that have gone.
+// remember adds the claim to joined and stores the MIG devices of its partitions that others
+// created. It drops those of claims without a record.
 func (m *Manager) remember(r holding.Record, instances map[gpu.Partition]gpu.Instance) {
 	others := map[gpu.Partition]gpu.UUID{}
 	for _, g := range r.Holdings {
@@ -365,8 +365,8 @@ func (m *Manager) made(p gpu.Partition) (mig gpu.UUID, ok bool) {
 	return "", false
 }
 
-// instance returns the MIG device that a partition is now; empty if that isn't known. It
-// isn't known of an earlier claim, because the UUIDs of MIG devices are used again.
+// instance returns the MIG device of a partition; empty if unknown. What Join was told for an
+// earlier claim isn't used, because UUIDs of MIG devices are reused.
 func (m *Manager) instance(w *wanted, p gpu.Partition) gpu.UUID {
 	if mig, ok := m.made(p); ok {
 		return mig

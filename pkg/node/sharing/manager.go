@@ -185,8 +185,8 @@ func (m *Manager) conditions() map[gpu.UUID][]gpu.Condition {
 // Join sets up the sharing of a claim whose record is in the journal: compute
 // mode, time slice, MPS daemons. instances are those of the partitions that it has, or has
 // shares of. It returns the directories by which containers reach the claim's daemons, by
-// the daemons' names. Idempotent. The caller has created the claim's partitions and keeps them until Leave. Until Join begins, Run starts
-// no daemon for the claim.
+// the daemons' names. Idempotent. The caller has created the claim's partitions and keeps them
+// until Leave. Until Join begins, Run starts no daemon for the claim.
 //
 // After an error, Leave or Run takes down the part that was set up.
 func (m *Manager) Join(ctx context.Context, r holding.Record, instances map[gpu.Partition]gpu.Instance) (map[string]gpu.MPSDirs, error) {

@@ -65,8 +65,8 @@ func TestProhibited(t *testing.T) {
 	n.check(t, is{Modes: map[gpu.UUID]nvml.ComputeMode{gpu0: nvml.ComputeProhibited}})
 }
 
-// TestProhibitedWhileAway: also while the daemon is away, which would have the plugin set that
-// mode itself: when it opened the GPU again, the other's mode would stay.
+// TestProhibitedWhileAway checks that shares of a GPU that others prohibited are refused while the
+// daemon is away, too: otherwise the plugin would take the mode for its own.
 func TestProhibitedWhileAway(t *testing.T) {
 	m := newMachine()
 	n := newNode(t, m)

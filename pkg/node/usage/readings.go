@@ -59,7 +59,8 @@ func NewReadings(known *facts.Facts, in *containers.Containers, seesProcesses bo
 	}
 }
 
-// Asked has something when there is a scrape after a pause: the GPUs are to be read at once.
+// Asked returns a channel that receives after the first scrape in a while: the GPUs are to be read
+// at once.
 func (r *Readings) Asked() <-chan struct{} { return r.asked }
 
 // Wanted reports whether there was a scrape lately, so that the GPUs are to be read.
@@ -91,7 +92,7 @@ func (r *Readings) Scrape() map[gpu.UUID]Reading {
 	return maps.Clone(r.latest)
 }
 
-// recordScrape reports whether the GPUs weren't being read.
+// recordScrape notes a scrape. After a pause it drops old readings and reports true.
 func (r *Readings) recordScrape() (afterPause bool) {
 	gpus := gpusOf(r.facts)
 	r.mu.Lock()
