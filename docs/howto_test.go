@@ -77,7 +77,7 @@ func TestHowtoSharingStrategy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The text after the table lists files that aren't Go.
+	// The text after the table lists files that don't name it.
 	table, _, _ := strings.Cut(section(t, "A sharing strategy"), "\nBesides these")
 	got := paths(table)
 	slices.Sort(got)
