@@ -76,3 +76,28 @@ func TestReadDuringAChange(t *testing.T) {
 		t.Errorf("other GPUs (-before +after):\n%s", diff)
 	}
 }
+
+// TestEndUsageDuringAChange checks that whoever frees what readings keep is told that this wasn't
+// done because the GPU is being changed.
+func TestEndUsageDuringAChange(t *testing.T) {
+	t.Parallel()
+	s := nvmltest.NewSimulated(t, "1xh100-80gb")
+	uuid := first(t, s).GPU
+	if err := s.Machine.Fault(nvmlsim.Fault{Call: "DeviceSetMigMode", GPU: 0, Hang: true}); err != nil {
+		t.Fatal(err)
+	}
+	changed := make(chan error, 1)
+	go func() { changed <- s.SetMIGMode(uuid, true) }()
+	for s.EndUsage(uuid) {
+		time.Sleep(time.Millisecond) // until the change has begun
+	}
+	if err := s.Machine.ClearFaults(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-changed; err != nil {
+		t.Fatal(err)
+	}
+	if !s.EndUsage(uuid) {
+		t.Error("nothing was freed after the change")
+	}
+}

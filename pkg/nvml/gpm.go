@@ -70,14 +70,14 @@ func (g gpmSamples) freeAll() {
 }
 
 // EndUsage frees what Usage keeps in the driver for its next call for the GPU. Call it when Usage
-// won't be called for a while. It doesn't wait for calls of Usage, which keep something again, nor
-// for a change of the GPU: call it once more after they have returned. It waits as long as Usage
-// for a GPU that doesn't respond.
-func (s *Session) EndUsage(uuid gpu.UUID) {
-	_, _ = ask(s.guard, subject(uuid), readsUnlessChanged, "free its samples", s.limits.read, func() (struct{}, error) {
+// won't be called for a while, and once more later if it returns false: the GPU is being changed,
+// or doesn't respond. It waits as long as Usage for a GPU that doesn't respond.
+func (s *Session) EndUsage(uuid gpu.UUID) (freed bool) {
+	_, err := ask(s.guard, subject(uuid), readsUnlessChanged, "free its samples", s.limits.read, func() (struct{}, error) {
 		s.takeSamples(uuid).freeAll()
 		return struct{}{}, nil
 	})
+	return err == nil
 }
 
 // readInstanceUtilization returns the utilization of GPU instances, by ID, since the last

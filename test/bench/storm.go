@@ -170,7 +170,7 @@ func (n *hollowNode) Vitals(gpu.UUID) (gpu.Vitals, error) {
 func (*hollowNode) Usage(gpu.UUID, time.Duration) (gpu.Usage, error) { return gpu.Usage{}, nil }
 
 // EndUsage has nothing to end.
-func (*hollowNode) EndUsage(gpu.UUID) {}
+func (*hollowNode) EndUsage(gpu.UUID) bool { return true }
 
 // Probe returns the GPUs that don't respond: none.
 func (*hollowNode) Probe() []string { return nil }

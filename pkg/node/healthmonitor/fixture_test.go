@@ -228,7 +228,7 @@ func (n *node) Vitals(uuid gpu.UUID) (gpu.Vitals, error) {
 func (*node) Usage(gpu.UUID, time.Duration) (gpu.Usage, error) { return gpu.Usage{}, nil }
 
 // EndUsage has nothing to end.
-func (*node) EndUsage(gpu.UUID) {}
+func (*node) EndUsage(gpu.UUID) bool { return true }
 
 // Probe returns the GPUs that don't respond.
 func (n *node) Probe() []string {

@@ -38,7 +38,7 @@ type Session interface {
 	// that doesn't respond.
 	Usage(uuid gpu.UUID, over time.Duration) (gpu.Usage, error)
 	// EndUsage frees what Usage keeps for its next call for the GPU. It must return in the end, too.
-	EndUsage(uuid gpu.UUID)
+	EndUsage(uuid gpu.UUID) (freed bool)
 }
 
 // Hardware is a driver that works.

@@ -127,8 +127,10 @@ func (m *Monitor) readUsage(uuid gpu.UUID) (pause time.Duration) {
 	began, there := time.Now(), m.canRead(uuid)
 	switch wanted := m.cfg.Readings.Wanted(); {
 	case !wanted && there:
-		m.hardware.Session.EndUsage(uuid)
-		return 0
+		if m.hardware.Session.EndUsage(uuid) {
+			return 0
+		}
+		return usageEvery
 	case !wanted:
 		return 0
 	case there:

@@ -49,12 +49,18 @@ type driver struct {
 	reads  map[gpu.UUID]int64
 	blocks map[gpu.UUID]chan error // calls for these GPUs return what comes there
 	kept   map[gpu.UUID]bool       // something for the next call
+	ended  map[gpu.UUID]int        // calls of EndUsage
 }
 
-func (d *driver) EndUsage(uuid gpu.UUID) {
+// EndUsage fails the first time for each GPU.
+func (d *driver) EndUsage(uuid gpu.UUID) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.ended[uuid]++; d.ended[uuid] == 1 {
+		return false
+	}
 	delete(d.kept, uuid)
+	return true
 }
 
 func (d *driver) keeps() bool {
@@ -118,7 +124,7 @@ func monitorOf(t *testing.T, seesProcesses bool, gpus ...gpu.UUID) *Monitor {
 func reading(t *testing.T, seesProcesses bool, test func(t *testing.T, r *usage.Readings, d *driver)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		d := &driver{reads: map[gpu.UUID]int64{}, kept: map[gpu.UUID]bool{}, blocks: map[gpu.UUID]chan error{}}
+		d := &driver{reads: map[gpu.UUID]int64{}, kept: map[gpu.UUID]bool{}, ended: map[gpu.UUID]int{}, blocks: map[gpu.UUID]chan error{}}
 		m := monitorOf(t, seesProcesses, divided, shared)
 		m.SetHardware(&Hardware{Session: d})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -254,7 +260,7 @@ type slowDriver struct {
 	returned atomic.Bool
 }
 
-func (*slowDriver) EndUsage(gpu.UUID) {}
+func (*slowDriver) EndUsage(gpu.UUID) bool { return true }
 
 func (d *slowDriver) Usage(gpu.UUID, time.Duration) (gpu.Usage, error) {
 	d.begun <- true
