@@ -58,7 +58,13 @@ func groups() ([]group, error) {
 // parseGroups takes the texts of /proc/PID/cgroup of this process and of the
 // host's first, and of /proc/PID/mountinfo.
 func parseGroups(membership, first, mounted string) ([]group, error) {
-	mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(mounted), cgroupMount)
+	var cgroups strings.Builder // the library fails for all mounts if it can't read one
+	for line := range strings.Lines(mounted) {
+		if strings.Contains(line, " - cgroup") {
+			cgroups.WriteString(line)
+		}
+	}
+	mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(cgroups.String()), cgroupMount)
 	if err != nil {
 		return nil, fmt.Errorf("read where cgroups are mounted: %w", err)
 	}

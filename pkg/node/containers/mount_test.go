@@ -3,6 +3,7 @@ package containers
 import (
 	"bufio"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -27,5 +28,15 @@ func mountElsewhere(t *testing.T, file, target string) (end func()) {
 	return func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
+	}
+}
+
+// TestLongMounts checks that a mark is found beside a mount whose line is very long, as that of an
+// overlay of many directories.
+func TestLongMounts(t *testing.T) {
+	long := "36 35 0:50 / /x rw - overlay overlay rw,lowerdir=" + strings.Repeat("/l", 40_000) + "\n"
+	found, err := parseMounts([]byte(long+"40 30 0:5 /marks/a "+MountDir+"/a ro - ext4 /dev/vda rw\n"+long), 1)
+	if err != nil || len(found) != 1 || found[0].claimUID != "a" {
+		t.Errorf("found %+v, %v, want the mark of claim a", found, err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -63,7 +64,7 @@ func (c *Containers) process(pid int, file string) string {
 
 // parseMounts finds marks in a mountinfo file.
 func parseMounts(text []byte, pid int) ([]mount, error) {
-	all, err := mountinfo.GetMountsFromReader(bytes.NewReader(text), nil)
+	all, err := mountinfo.GetMountsFromReader(linesWith(text, MountDir), nil)
 	if err != nil {
 		return nil, fmt.Errorf("read the mounts of process %d: %w", pid, err)
 	}
@@ -74,6 +75,18 @@ func parseMounts(text []byte, pid int) ([]mount, error) {
 		}
 	}
 	return marks, nil
+}
+
+// linesWith returns the lines that contain one of the texts. The library fails for all mounts if
+// it can't read one, such as an overlay of so many directories that its line is too long.
+func linesWith(text []byte, any ...string) io.Reader {
+	var lines bytes.Buffer
+	for line := range bytes.Lines(text) {
+		if slices.ContainsFunc(any, func(s string) bool { return bytes.Contains(line, []byte(s)) }) {
+			lines.Write(line)
+		}
+	}
+	return &lines
 }
 
 // claimOf returns the claim whose mark is mounted. A container can have other mounts at such
@@ -88,7 +101,7 @@ func claimOf(m *mountinfo.Info) (uid string, ok bool) {
 func (c *Containers) describeLeft(claimUID string, pods []kubeletplugin.NamespacedObject) string {
 	var names []string
 	named := map[string]bool{}
-	mounts, _ := c.scan() // on an error only the pods of the record are listed
+	mounts, _ := c.scan() // on an error some may be missing
 	for _, m := range mounts {
 		if m.claimUID != claimUID {
 			continue
@@ -186,12 +199,11 @@ func (c *Containers) UserOf(pid int) (User, bool) {
 	if u.PodUID == "" {
 		return User{}, false
 	}
-	file, err := os.Open(c.process(pid, "mountinfo"))
+	text, err := os.ReadFile(c.process(pid, "mountinfo"))
 	if err != nil {
 		return User{}, false
 	}
-	defer file.Close()
-	mounts, err := mountinfo.GetMountsFromReader(file, nil)
+	mounts, err := mountinfo.GetMountsFromReader(linesWith(text, MountDir, "/containers/"), nil)
 	if err != nil {
 		return User{}, false
 	}

@@ -21,7 +21,7 @@ const unstarted = "runc:[2:INIT]"
 //
 // Call it only when all pods of the claim have ended, and the mark has been deleted.
 func (c *Containers) killUnstarted(claimUID string) (killed []int) {
-	mounts, _ := c.scan() // on an error nothing is killed
+	mounts, _ := c.scan() // one that can't be read isn't killed
 	for _, m := range mounts {
 		if m.claimUID == claimUID && c.command(m.pid) == unstarted && c.kill(m) == nil {
 			killed = append(killed, m.pid)
