@@ -1,6 +1,8 @@
 package classes
 
 import (
+	"bytes"
+	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -9,6 +11,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/pkg/control/publish"
@@ -152,5 +156,14 @@ func sameSpec(have, want *resourceapi.DeviceClass, withoutName bool) bool {
 	if withoutName && have.Spec.ExtendedResourceName == nil {
 		spec.ExtendedResourceName = nil
 	}
-	return equality.Semantic.DeepEqual(have.Spec, spec)
+	e := equality.Semantic.Copy()
+	utilruntime.Must(e.AddFunc(sameJSON))
+	return e.DeepEqual(have.Spec, spec)
+}
+
+// sameJSON compares the parameters of a driver, which others may have written in another form.
+func sameJSON(a, b runtime.RawExtension) bool {
+	var left, right any
+	return bytes.Equal(a.Raw, b.Raw) ||
+		json.Unmarshal(a.Raw, &left) == nil && json.Unmarshal(b.Raw, &right) == nil && equality.Semantic.DeepEqual(left, right)
 }

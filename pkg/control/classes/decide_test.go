@@ -118,6 +118,22 @@ func TestJudge(t *testing.T) {
 }
 
 // An update must not take from others what they have written beside the spec.
+// TestParametersInAnotherForm: parameters that say the same are the same.
+func TestParametersInAnotherForm(t *testing.T) {
+	w, err := read(t, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for parameters, same := range map[string]bool{
+		`{"kind": "GpuConfig", "count": 2}`: true, `{"count":2,"kind":"GpuConfig"}`: true, `{"count":3,"kind":"GpuConfig"}`: false, `{"kind":"GpuConfig"}`: false,
+	} {
+		have := stored(w, func(o *resourceapi.DeviceClass) { o.Spec.Config[0].Opaque.Parameters.Raw = []byte(parameters) })
+		if got := sameSpec(have, w.desired(w.Classes[0], owner(), have), false); got != same {
+			t.Errorf("%s is the same: %t", parameters, got)
+		}
+	}
+}
+
 func TestDesiredKeepsTheRest(t *testing.T) {
 	w, err := read(t, file)
 	if err != nil {
