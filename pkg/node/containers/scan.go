@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -38,6 +39,7 @@ func (c *Containers) scan() ([]mount, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the host's processes: %w", err)
 	}
+	sort.Sort(processes) // of a namespace, the first process is named
 	seen := map[string]bool{}
 	var mounts []mount
 	var errs []error
