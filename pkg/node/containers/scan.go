@@ -81,10 +81,10 @@ func parseMounts(text []byte, pid int) ([]mount, error) {
 
 // linesWith returns the lines that contain one of the texts. The library fails for all mounts if
 // it can't read one, such as an overlay of so many directories that its line is too long.
-func linesWith(text []byte, any ...string) io.Reader {
+func linesWith(text []byte, some ...string) io.Reader {
 	var lines bytes.Buffer
 	for line := range bytes.Lines(text) {
-		if slices.ContainsFunc(any, func(s string) bool { return bytes.Contains(line, []byte(s)) }) {
+		if slices.ContainsFunc(some, func(s string) bool { return bytes.Contains(line, []byte(s)) }) {
 			lines.Write(line)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/holding"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 )
 
 // claimsPerGPU is how many claims a GPU can have in MIG partitions.
@@ -14,54 +15,50 @@ const claimsPerGPU = 7
 // BenchmarkHolders looks, as each prepare does, for the claims that hold a GPU which is free,
 // beside claims on other GPUs.
 func BenchmarkHolders(b *testing.B) {
-	for _, claims := range []int{0, 112, 1000} {
-		b.Run(fmt.Sprint(claims), func(b *testing.B) {
-			j := open(b, b.TempDir())
-			for n := range claims {
-				put(b, j, recordOn(n))
+	beside(b, func(b *testing.B, j *journal.Journal, claims int) {
+		for b.Loop() {
+			if all := j.ClaimsOn(gpu0).Holders(gpu.Whole{GPU: gpu0}, "new"); len(all) > 0 {
+				b.Fatal(all)
 			}
-			for b.Loop() {
-				if all := j.ClaimsOn(gpu0).Holders(gpu.Whole{GPU: gpu0}, "new"); len(all) > 0 {
-					b.Fatal(all)
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // BenchmarkClaims asks for all claims, some of which have changed.
 func BenchmarkClaims(b *testing.B) {
-	for _, claims := range []int{0, 112, 1000} {
-		b.Run(fmt.Sprint(claims), func(b *testing.B) {
-			j := open(b, b.TempDir())
-			for n := range claims {
-				put(b, j, recordOn(n))
+	beside(b, func(b *testing.B, j *journal.Journal, claims int) {
+		for b.Loop() {
+			j.AdvancePhase("claim-0", holding.Left)
+			j.ResetPhase("claim-0")
+			if len(j.Claims()) != claims {
+				b.Fatal(j.Claims())
 			}
-			for b.Loop() {
-				j.AdvancePhase("claim-0", holding.Left)
-				j.ResetPhase("claim-0")
-				if len(j.Claims()) != claims {
-					b.Fatal(j.Claims())
-				}
-			}
-		})
-	}
+		}
+	})
 }
 
 // BenchmarkPut writes a record and removes it, beside claims on other GPUs.
 func BenchmarkPut(b *testing.B) {
+	beside(b, func(b *testing.B, j *journal.Journal, claims int) {
+		for b.Loop() {
+			put(b, j, everything("new"))
+			if err := j.Delete("new"); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// beside runs a benchmark with a journal that has no claims, those of a full node of 16 GPUs, and
+// more than any node has.
+func beside(b *testing.B, run func(b *testing.B, j *journal.Journal, claims int)) {
 	for _, claims := range []int{0, 112, 1000} {
 		b.Run(fmt.Sprint(claims), func(b *testing.B) {
 			j := open(b, b.TempDir())
 			for n := range claims {
 				put(b, j, recordOn(n))
 			}
-			for b.Loop() {
-				put(b, j, everything("new"))
-				if err := j.Delete("new"); err != nil {
-					b.Fatal(err)
-				}
-			}
+			run(b, j, claims)
 		})
 	}
 }

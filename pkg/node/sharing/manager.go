@@ -291,7 +291,7 @@ func (m *Manager) AwaitDaemonEnds(ctx context.Context, uuid gpu.UUID) error {
 // groups returns the GPUs of a record, those of one daemon in one group; each group
 // is in ascending order. GPUs on which there is nothing to do are left out.
 func (m *Manager) groups(r holding.Record) [][]gpu.UUID {
-	own := needs{daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
+	own := newNeeds()
 	own.add(r)
 	needed, touched := own.gpus(), m.unsettledGPUs()
 	var groups [][]gpu.UUID

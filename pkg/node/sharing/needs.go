@@ -32,10 +32,14 @@ type wanted struct {
 	claims []holding.Record
 }
 
+func newNeeds() needs {
+	return needs{daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
+}
+
 // readNeeds reads the journal. Whoever holds the lock of a daemon reads it again: a claim may
 // have come or gone while it waited.
 func (m *Manager) readNeeds() needs {
-	n := needs{daemons: map[string]*wanted{}, timeSlices: map[gpu.UUID]string{}, replicas: map[gpu.UUID]bool{}}
+	n := newNeeds()
 	for _, c := range m.cfg.Journal.Claims() {
 		switch {
 		case c.Phase >= holding.Leaving || !c.MayBeOf(m.cfg.BootID):
