@@ -224,6 +224,11 @@ type Condition struct {
 	Since time.Time
 	// ByPolicy is the effect that a policy gives it; empty where none does.
 	ByPolicy Effect
+	// Refused are the devices that claims were allocated and could not be given, only of
+	// PrepareFailed. The first is the one that is offered again at RetryAt, so that one claim
+	// tries it.
+	Refused []DeviceName
+	RetryAt time.Time
 }
 
 // ConditionType names a kind of trouble, in the form Kubernetes uses for
@@ -260,6 +265,10 @@ const (
 	// MPSDaemonFailed: an MPS daemon that claims need fails again and again, doesn't
 	// answer, or has no server. It concerns shares only.
 	MPSDaemonFailed ConditionType = "MPSDaemonFailed"
+	// PrepareFailed: the GPU could not be made ready for claims that were allocated some of its
+	// devices. It concerns the devices that need the same silicon, until one of these claims
+	// can be prepared.
+	PrepareFailed ConditionType = "PrepareFailed"
 	// ComputeModeChanged: somebody has set the compute mode of a GPU with MPS shares
 	// to one that doesn't keep other processes off it. It is left so.
 	ComputeModeChanged ConditionType = "ComputeModeChanged"
@@ -303,7 +312,7 @@ func (e Effect) blocks() bool { return e == NoSchedule || e == NoExecute }
 func (t ConditionType) Effect() Effect {
 	switch t {
 	case Lost, Unreadable, NotResponding, StateUnreadable, DeviceNodeMissing, UnusableUUID, FabricNotReady,
-		ResetRequired, BusResetRequired, RebootRequired, PeersMustDrain, RowRemapFailed, MPSDaemonFailed:
+		ResetRequired, BusResetRequired, RebootRequired, PeersMustDrain, RowRemapFailed, MPSDaemonFailed, PrepareFailed:
 		return NoSchedule
 	case IMEXRecoveryRequired, RowRemapPending, NVLinkDown, NeedsInspection, AttributesUnreadable, VitalsUnreadable:
 		return Informational

@@ -45,6 +45,8 @@ const (
 	FromNVLink Source = "NVLink"
 	// FromMPSDaemon: the MPS supervisor's reports of the GPU's daemons.
 	FromMPSDaemon Source = "MPSDaemon"
+	// FromPrepare: a claim could not be given its device.
+	FromPrepare Source = "Prepare"
 	// FromRecord: the stored State could not be read. The driver doesn't report it.
 	FromRecord Source = "Record"
 )
@@ -59,6 +61,11 @@ type Cause struct {
 	XID uint64 `json:"xid,omitempty"`
 	// Links that were down since the cause began.
 	Links []int `json:"links,omitempty"`
+	// Refused are the devices that claims could not be given, the one to be tried again first;
+	// Tries is how often that was found out in turn, and RetryAt when it may be tried again.
+	Refused []gpu.DeviceName `json:"refused,omitempty"`
+	Tries   int              `json:"tries,omitempty"`
+	RetryAt time.Time        `json:"retryAt,omitzero"`
 	// CatalogType is set while the cause is provisional: the catalog of XIDs decided, because
 	// the GPU had not answered. Type is then none for which a policy may end pods.
 	CatalogType gpu.ConditionType `json:"catalogType,omitempty"`

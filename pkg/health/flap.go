@@ -33,17 +33,22 @@ func (f Flap) isOf(c Cause) bool { return c.isOf(f.Type, f.Source) }
 // requiredAbsence returns the least time between the first reading without the cause and
 // the one that ends it. It doubles each time that the cause comes back.
 func (s State) requiredAbsence(c Cause) time.Duration {
-	i := slices.IndexFunc(s.Flaps, func(f Flap) bool { return f.isOf(c) })
-	if i < 0 {
-		return minAbsence
-	}
 	d := minAbsence
-	for range s.Flaps[i].Times {
+	for range s.flapsOf(c.Type, c.Source) {
 		if d = 2 * d; d >= maxAbsence {
 			return maxAbsence
 		}
 	}
 	return d
+}
+
+// flapsOf returns how often a cause has come back.
+func (s State) flapsOf(t gpu.ConditionType, source Source) int {
+	i := slices.IndexFunc(s.Flaps, func(f Flap) bool { return f.Type == t && f.Source == source })
+	if i < 0 {
+		return 0
+	}
+	return s.Flaps[i].Times
 }
 
 // removeEnded removes the causes that are over, and counts them. It forgets the counts of

@@ -132,7 +132,7 @@ func (c Cause) over(r Reading) bool {
 		return true
 	case FromMPSDaemon:
 		return r.daemonsServe()
-	case FromRecord:
+	case FromPrepare, FromRecord: // no reading says anything of it
 		return false
 	default: // of a newer version
 		return false
@@ -155,7 +155,7 @@ func (c Cause) mayRecur() bool {
 	switch c.Source {
 	case FromRecoveryAction, FromRowRemap, FromSRAM, FromNVLink, FromReading, FromMPSDaemon:
 		return true
-	case FromXID, FromRecord:
+	case FromXID, FromPrepare, FromRecord:
 		return false
 	default: // of a newer version, which may still report it
 		return true

@@ -195,7 +195,7 @@ func (s State) Conditions() []gpu.Condition {
 	var all []gpu.Condition
 	for _, c := range s.Causes {
 		if c.Open() && !slices.ContainsFunc(all, func(have gpu.Condition) bool { return have.Type == c.Type }) {
-			all = append(all, gpu.Condition{Type: c.Type, Message: c.Message})
+			all = append(all, gpu.Condition{Type: c.Type, Message: c.Message, Refused: c.Refused, RetryAt: c.RetryAt})
 		}
 	}
 	slices.SortFunc(all, func(a, b gpu.Condition) int {
@@ -208,7 +208,7 @@ func (s State) Conditions() []gpu.Condition {
 func rank(t gpu.ConditionType) int {
 	order := []gpu.ConditionType{
 		gpu.Lost, gpu.NotResponding, gpu.Unreadable, gpu.RebootRequired, gpu.BusResetRequired, gpu.ResetRequired,
-		gpu.PeersMustDrain, gpu.RowRemapFailed, gpu.MPSDaemonFailed, gpu.IMEXRecoveryRequired, gpu.RowRemapPending, gpu.NVLinkDown, gpu.NeedsInspection,
+		gpu.PeersMustDrain, gpu.RowRemapFailed, gpu.MPSDaemonFailed, gpu.PrepareFailed, gpu.IMEXRecoveryRequired, gpu.RowRemapPending, gpu.NVLinkDown, gpu.NeedsInspection,
 	}
 	if i := slices.Index(order, t); i >= 0 {
 		return i

@@ -209,6 +209,15 @@ type GPUCondition struct {
 	LastTransitionTime *metav1.Time `json:"lastTransitionTime,omitempty"`
 	// +optional
 	Message string `json:"message,omitempty"`
+	// refused are the devices that claims were allocated and could not be given, with the
+	// condition PrepareFailed. Devices that need the same silicon are kept from new claims.
+	// +optional
+	// +listType=atomic
+	Refused []string `json:"refused,omitempty"`
+	// retryAt is when the first of the refused devices is offered again, so that one claim
+	// tries it.
+	// +optional
+	RetryAt *metav1.Time `json:"retryAt,omitempty"`
 }
 
 // MIG is the Multi-Instance GPU side of a GPU.

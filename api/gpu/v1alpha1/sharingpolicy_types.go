@@ -74,7 +74,22 @@ type HealthPolicy struct {
 	// +optional
 	// +kubebuilder:default=Never
 	Reset ResetPolicy `json:"reset,omitempty"`
+	// onPrepareFailure is what is done when a claim can't be given the device that it was
+	// allocated, because of the device: Taint keeps new claims off it, and off all devices that
+	// need the same silicon, for a minute or more. Evict also ends the pod, if no other
+	// claim has the device, so that its owner makes another, which gets another device.
+	// +optional
+	// +kubebuilder:default=Taint
+	OnPrepareFailure PrepareFailurePolicy `json:"onPrepareFailure,omitempty"`
 }
+
+// PrepareFailurePolicy says what is done when a claim can't be given its device.
+//
+// +kubebuilder:validation:Enum=Taint;Evict
+type PrepareFailurePolicy string
+
+// EvictOnPrepareFailure also ends the pod of the claim.
+const EvictOnPrepareFailure PrepareFailurePolicy = "Evict"
 
 // ResetPolicy says whether a node's plugin resets GPUs.
 //
