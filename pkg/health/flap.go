@@ -64,12 +64,17 @@ func (s State) removeEnded(at time.Time) State {
 			flaps = recordEnd(flaps, c, at)
 		}
 	}
-	s.Causes = causes
-	s.Flaps = slices.DeleteFunc(flaps, func(f Flap) bool {
-		recent := !at.Before(f.Ended) && at.Sub(f.Ended) <= forgetAfter // the clock may be set back
-		return !recent && !slices.ContainsFunc(causes, f.isOf)
-	})
+	s.Causes, s.Flaps = causes, flaps
+	s.Flaps = s.recentFlaps(at)
 	return s
+}
+
+// recentFlaps returns the counts without those of causes that have not come back for long.
+func (s State) recentFlaps(at time.Time) []Flap {
+	return slices.DeleteFunc(slices.Clone(s.Flaps), func(f Flap) bool {
+		recent := !at.Before(f.Ended) && at.Sub(f.Ended) <= forgetAfter // the clock may be set back
+		return !recent && !slices.ContainsFunc(s.Causes, f.isOf)
+	})
 }
 
 // recordEnd counts the end of a cause.

@@ -12,6 +12,9 @@ const (
 	// a claim could not be given is kept from others.
 	firstRetry = time.Minute
 	maxRetry   = 30 * time.Minute
+	// maxRefused is how many refused devices are kept, the last ones. A GPU has no more at
+	// once; while plans change, there are others.
+	maxRefused = 128
 )
 
 // Refusal says that a claim could not be given its device, because of the device.
@@ -24,41 +27,60 @@ type Refusal struct {
 }
 
 // ObserveRefusal returns the state after a claim could not be given its device. The GPU then
-// has the condition PrepareFailed: for a minute, and twice as long each time that the device is
-// tried again in vain, for half an hour at most. A refusal in that time, of a claim that was
-// allocated its device before, adds its device and changes nothing else. A condition that comes
-// back within ten minutes begins with a longer time.
+// has the condition PrepareFailed, and the device is kept from other claims: for a minute, and
+// twice as long each time that it is tried again in vain, for half an hour at most. A refusal in
+// that time, of a claim that was allocated its device before, adds its device and changes
+// nothing else. A condition that comes back within ten minutes begins with a longer time.
 func (s State) ObserveRefusal(r Refusal) State {
 	s.Causes = slices.Clone(s.Causes)
 	i := slices.IndexFunc(s.Causes, isRefusal)
 	if i < 0 {
+		s.Flaps = s.recentFlaps(r.At)
 		c := Cause{Type: gpu.PrepareFailed, Source: FromPrepare, Since: r.At, Tries: s.flapsOf(gpu.PrepareFailed, FromPrepare)}
-		s.Causes = append(s.Causes, c.refusedAgain(r))
+		s.Causes = append(s.Causes, c.triedInVain(r))
 		return s
 	}
-	c := s.Causes[i]
-	isBefore := r.At.Before(c.RetryAt) && c.RetryAt.Sub(r.At) <= maxRetry // the clock may be set back
-	switch {
-	case !isBefore:
-		s.Causes[i] = c.refusedAgain(r)
-	case !slices.Contains(c.Refused, r.Device):
-		c.Refused = append(slices.Clone(c.Refused), r.Device)
-		s.Causes[i] = c
+	c := s.Causes[i].withPause(r.At)
+	if r.At.Before(c.RetryAt) {
+		c = c.refuse(r, slices.Contains(c.Refused, r.Device))
+	} else {
+		c = c.triedInVain(r)
 	}
+	s.Causes[i] = c
 	return s
 }
 
-// refusedAgain returns the cause after its device was tried in vain. What was tried is tried
-// next when all others have been.
-func (c Cause) refusedAgain(r Refusal) Cause {
+// refuse returns the cause after another refusal. The device is the last to be tried again,
+// unless it keeps its place.
+func (c Cause) refuse(r Refusal, keepsPlace bool) Cause {
+	c.Load = r.Load // it outlived an earlier load of the driver
+	if keepsPlace {
+		return c
+	}
 	others := slices.DeleteFunc(slices.Clone(c.Refused), func(d gpu.DeviceName) bool { return d == r.Device })
-	c.Refused = append(others, r.Device)
+	c.Refused = append(others[max(0, len(others)+1-maxRefused):], r.Device)
+	return c
+}
+
+// triedInVain returns the cause after its device was tried in vain, for the first time or
+// again. The pause ends with a second, because the inventory has no fractions of one, and both
+// the plugin and the controller compare their clocks with it.
+func (c Cause) triedInVain(r Refusal) Cause {
 	pause := firstRetry
 	for range c.Tries {
 		pause = min(2*pause, maxRetry)
 	}
 	c.Tries = min(c.Tries+1, maxFlaps)
-	c.Message, c.Load, c.RetryAt = r.Message, r.Load, r.At.Add(pause)
+	c.Message, c.RetryAt = r.Message, r.At.Add(pause).Truncate(time.Second)
+	return c.refuse(r, false)
+}
+
+// withPause returns the cause with a pause that ends within maxRetry: one that seems to be
+// longer began before the clock was set back.
+func (c Cause) withPause(now time.Time) Cause {
+	if c.RetryAt.Sub(now) > maxRetry {
+		c.RetryAt = now.Add(maxRetry).Truncate(time.Second)
+	}
 	return c
 }
 

@@ -86,7 +86,7 @@ func (s State) Observe(r Reading) State {
 			causes[i].Load = r.Load
 		}
 		if !slices.ContainsFunc(found, func(f finding) bool { return f.isOf(c) }) {
-			causes[i] = causes[i].unreported(r)
+			causes[i] = causes[i].unreported(r).withPause(r.At)
 		}
 	}
 	s.Causes = causes

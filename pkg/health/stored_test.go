@@ -18,6 +18,7 @@ const stored = `{
 		{"type": "ResetRequired", "source": "XID", "message": "m", "xid": 95, "since": "2026-11-22T12:00:00Z", "load": {"boot": "b", "driver": "d"}, "severity": 7},
 		{"type": "NVLinkDown", "source": "NVLink", "message": "m", "links": [1, 2], "since": "2026-11-22T12:00:00Z", "load": {}},
 		{"type": "RowRemapFailed", "source": "RowRemap", "message": "m", "since": "2026-11-22T12:00:00Z", "load": {}, "accepted": {"type": "RowRemapFailed", "since": "2026-11-22T12:00:00Z", "at": "2026-11-22T13:00:00Z", "by": "ann", "why": "spare", "ticket": "T-1"}},
+		{"type": "PrepareFailed", "source": "Prepare", "message": "m", "refused": ["gpu-ad0d4a08"], "tries": 2, "retryAt": "2026-11-22T12:04:00Z", "since": "2026-11-22T12:00:00Z", "load": {"boot": "boot-1", "driver": "load-1"}, "ticket": "T-5"},
 		{"type": "TooHot", "source": "Thermometer", "message": "m", "since": "2026-11-22T12:00:00Z", "load": {"boot": "boot-1", "driver": "load-1"}}
 	],
 	"ended": [{"type": "ResetRequired", "since": "2026-11-22T12:00:00Z", "at": "2026-11-22T13:00:00Z", "by": "ann", "why": "reseated", "ticket": "T-2"}],
@@ -38,12 +39,13 @@ func TestStateOfNewerVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kept := range []string{`"score":{"a":[1]}`, `"ticket":"T-1"`, `"ticket":"T-2"`, `"ticket":"T-3"`, `"ticket":"T-4"`, `"source":"Thermometer"`} {
+	for _, kept := range []string{`"score":{"a":[1]}`, `"ticket":"T-1"`, `"ticket":"T-2"`, `"ticket":"T-3"`, `"ticket":"T-4"`, `"ticket":"T-5"`, `"source":"Thermometer"`} {
 		if !strings.Contains(string(data), kept) {
 			t.Errorf("%s is lost: %s", kept, data)
 		}
 	}
-	if got, want := s.Conditions(), []gpu.Condition{{Type: "TooHot", Message: "m"}}; !cmp.Equal(want, got) {
+	refused := gpu.Condition{Type: gpu.PrepareFailed, Message: "m", Refused: []gpu.DeviceName{"gpu-ad0d4a08"}, RetryAt: start.Add(4 * time.Minute)}
+	if got, want := s.Conditions(), []gpu.Condition{refused, {Type: "TooHot", Message: "m"}}; !cmp.Equal(want, got) {
 		t.Errorf("conditions %v, want %v", got, want)
 	}
 	s = after(t, is(s), readsUnder(reload, gpu.Vitals{}), readsUnder(reload, gpu.Vitals{}))
@@ -87,6 +89,8 @@ func play(t *testing.T, s health.State) {
 	lost := gpu.Condition{Type: gpu.Lost, Message: "lost"}
 	vitals := gpu.Vitals{Recovery: gpu.RecoveryReset, RowRemap: &gpu.RowRemap{Pending: true, Failed: true}, NVLinksDown: []int{0, 5}, SRAMThresholdExceeded: new(true)}
 	end := after(t, is(s), reads(vitals), xid(95, gpu.RecoveryUnsupported), xid(79, gpu.RecoveryBusReset), restart, silent(lost), action(gpu.RecoveryOther), action(gpu.RecoveryNone))
+	refused := s.ObserveRefusal(health.Refusal{Device: "a", Message: "m", At: start, Load: load})
+	refused.ObserveRefusal(health.Refusal{Device: "b", Message: "m", At: start.Add(time.Hour), Load: reload}).ObservePrepared(start.Add(2 * time.Hour))
 	for _, c := range end.Conditions() {
 		ended, _ := end.End(health.Ending{Type: c.Type, By: "ann", Why: "tested it", At: start.Add(time.Hour)}, c.Since)
 		ended.Observe(health.Reading{At: start.Add(time.Hour), Load: reload, Vitals: &gpu.Vitals{}})
