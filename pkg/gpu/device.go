@@ -116,6 +116,17 @@ func together(a, b Device) bool {
 	return false
 }
 
+// NeedsSilicon reports whether a device needs the silicon of another one: one of them can't be
+// used if the hardware refuses what the other needs. Of a share, that is its MPS daemon, which
+// only the other shares need.
+func NeedsSilicon(d, of Device) bool {
+	if failed, ok := of.(Share); ok {
+		share, ok := d.(Share)
+		return ok && share.Of == failed.Of
+	}
+	return Conflict(d, Base(of))
+}
+
 // Limits are the limits of one MPS client, which is a process. Nothing is
 // reserved: each limit is a ceiling.
 type Limits struct {

@@ -229,6 +229,9 @@ type Condition struct {
 	// tries it.
 	Refused []DeviceName
 	RetryAt time.Time
+	// RetryDue says that RetryAt has come, by the clock of whoever decides on the offer. It is
+	// false in what the plugin reads.
+	RetryDue bool
 }
 
 // ConditionType names a kind of trouble, in the form Kubernetes uses for
@@ -280,26 +283,44 @@ const (
 // Effect returns the condition's effect on claims.
 func (c Condition) Effect() Effect { return cmp.Or(c.ByPolicy, c.Type.Effect()) }
 
-// EffectOn returns the condition's effect on claims for one device of the GPU. While rows
-// wait to be replaced, a policy keeps claims only off the whole GPU.
-func (c Condition) EffectOn(device DeviceName) Effect {
+// EffectOn returns the condition's effect on claims for one device of the GPU, whether a claim
+// is to try the device or not. While rows wait to be replaced, a policy keeps claims only off
+// the whole GPU. After refusals, a policy ends pods only on the refused devices, and on none
+// that may have been given to another claim all the same.
+func (c Condition) EffectOn(device DeviceName, names *Names) Effect {
 	switch {
 	case c.Type == RowRemapPending && device.Type() != TypeGPU:
 		return c.Type.Effect()
 	case c.Type.OnlyMPS() && !device.IsShare():
 		return NoTaint
+	case c.Type == PrepareFailed && !c.needsRefused(device, names):
+		return NoTaint
+	case c.Type == PrepareFailed && (device.AllowsMultipleAllocations() || !slices.Contains(c.Refused, device)):
+		return c.Type.Effect()
 	}
 	return c.Effect()
 }
 
+// needsRefused reports whether the device needs the silicon of a refused one. That may be any
+// silicon if the GPU's tables don't list the device any more.
+func (c Condition) needsRefused(device DeviceName, names *Names) bool {
+	d, unlisted := names.Device(device)
+	return slices.ContainsFunc(c.Refused, func(name DeviceName) bool {
+		refused, err := names.Device(name)
+		return unlisted != nil || err != nil || NeedsSilicon(d, refused)
+	})
+}
+
 // BlocksDevice reports whether one device of a GPU with this condition must not be given to
-// new claims.
-func (c Condition) BlocksDevice(device DeviceName) bool { return c.EffectOn(device).blocks() }
+// new claims, but for one that is to try it.
+func (c Condition) BlocksDevice(device DeviceName, names *Names) bool {
+	return c.EffectOn(device, names).blocks()
+}
 
 // BlocksAllDevices reports whether no device of a GPU with this condition must be given to
 // new claims.
 func (c Condition) BlocksAllDevices() bool {
-	return c.Blocks() && c.Type != RowRemapPending && !c.Type.OnlyMPS()
+	return c.Blocks() && c.Type != RowRemapPending && c.Type != PrepareFailed && !c.Type.OnlyMPS()
 }
 
 // Blocks reports whether some device of a GPU with this condition must not be given to new

@@ -72,6 +72,37 @@ func TestConflict(t *testing.T) {
 	}
 }
 
+func TestNeedsSilicon(t *testing.T) {
+	half := Partition{GPU: "a", Profile: "h", Placement: Placement{0, 4}}
+	other := Partition{GPU: "a", Profile: "h", Placement: Placement{4, 4}}
+	for name, tc := range map[string]struct {
+		d, of Device
+		want  bool
+	}{
+		"a device needs its own":              {half, half, true},
+		"another GPU":                         {Whole{"b"}, Whole{"a"}, false},
+		"a part needs the whole":              {half, Whole{"a"}, true},
+		"the whole needs a part":              {Whole{"a"}, half, true},
+		"parts side by side":                  {other, half, false},
+		"a share needs the whole":             {Share{Of: Whole{"a"}, Count: 2}, Whole{"a"}, true},
+		"a share needs its partition":         {Share{Of: half}, half, true},
+		"a share doesn't need another's part": {Share{Of: other}, half, false},
+		"the whole doesn't need a share":      {Whole{"a"}, Share{Of: Whole{"a"}, Count: 2}, false},
+		"a partition doesn't need its share":  {half, Share{Of: half}, false},
+		"a share needs its own":               {Share{Of: half}, Share{Of: half}, true},
+		"a share needs another's daemon":      {Share{Of: Whole{"a"}, Count: 2}, Share{Of: Whole{"a"}, Count: 4, Number: 3}, true},
+		"shares of two partitions":            {Share{Of: other}, Share{Of: half}, false},
+		"shares of two GPUs":                  {Share{Of: Whole{"b"}}, Share{Of: Whole{"a"}}, false},
+		"a replica needs another's GPU":       {Replica{GPU: "a", Count: 2}, Replica{GPU: "a", Count: 2, Number: 1}, true},
+		"the whole needs a replica's GPU":     {Whole{"a"}, Replica{GPU: "a", Count: 2}, true},
+		"a share needs a replica's GPU":       {Share{Of: half}, Replica{GPU: "a", Count: 2}, true},
+	} {
+		if got := NeedsSilicon(tc.d, tc.of); got != tc.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 func TestNames(t *testing.T) {
 	a := UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
 	b := UUID("GPU-11111111-8a10-0135-bada-13f71feaef21")

@@ -117,11 +117,11 @@ type GPU struct {
 // has aren't. Nor is a GPU whose UUID doesn't identify it.
 //
 // allocated are the names of the node's devices that claims have been allocated,
-// except for admin access, in any order. Each of them stays in the offer, whatever
-// the plan. Nothing new of a GPU is offered while a claim has one of its partitions
+// except for admin access, in any order, each once for each claim that has it. Each
+// of them stays in the offer, whatever the plan. Nothing new of a GPU is offered while a claim has one of its partitions
 // that its tables don't list, or a share or replica that the plan doesn't offer, or,
 // where the plan is for shares or replicas of the whole GPU, anything else. Names of
-// GPUs that the node doesn't have now are ignored; duplicates count once.
+// GPUs that the node doesn't have now are ignored.
 //
 // A GPU that others put into MIG mode is offered in partitions only, because CUDA
 // can't use it whole. One whose mode is off is offered whole, and in partitions
@@ -143,13 +143,14 @@ func Build(n gpu.Node, plans map[gpu.UUID]v1alpha1.Plan, allocated []gpu.DeviceN
 			continue // it can't be described
 		}
 		o := newDraft(g, plans[g.UUID], server, validateMIG(names, g))
-		o.keepAllocated(names, claimed[g.UUID])
+		o.keepAllocated(names, slices.Compact(slices.Clone(claimed[g.UUID])))
 		arranged = o.arrange(arranged)
 		described := o.describeAll(n, name, strconv.Itoa(i), names, arranged)
 		described.Withheld = reasons(g.Conditions, func(c gpu.Condition) bool {
-			return slices.ContainsFunc(described.Devices, func(d resourceapi.Device) bool { return c.BlocksDevice(gpu.DeviceName(d.Name)) })
+			return slices.ContainsFunc(described.Devices, func(d resourceapi.Device) bool { return c.BlocksDevice(gpu.DeviceName(d.Name), names) })
 		})
-		taint(described, g.Conditions, server.InformationalTaints)
+		e := effects{names: names, claimed: claimed[g.UUID], tried: triedAgain(described.Devices, g.Conditions, names)}
+		taint(described, g.Conditions, e, server.InformationalTaints)
 		if len(described.Devices) > server.MaxTainted {
 			if why != "" {
 				continue
@@ -233,10 +234,10 @@ func reasons(conditions []gpu.Condition, matters func(gpu.Condition) bool) strin
 // not. A SharingPolicy's gpuSelector is evaluated on it. It has no name.
 func Whole(n gpu.Node, g gpu.GPU) resourceapi.Device { return describeWhole(n, g, "") }
 
-// byGPU sorts names of devices, each once, by the GPUs they are of.
+// byGPU sorts names of devices by the GPUs they are of.
 func byGPU(names *gpu.Names, allocated []gpu.DeviceName) map[gpu.UUID][]gpu.DeviceName {
 	out := make(map[gpu.UUID][]gpu.DeviceName)
-	for _, name := range slices.Compact(slices.Sorted(slices.Values(allocated))) {
+	for _, name := range slices.Sorted(slices.Values(allocated)) {
 		if uuid, ok := names.Parent(name); ok {
 			out[uuid] = append(out[uuid], name)
 		}

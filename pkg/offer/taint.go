@@ -16,18 +16,18 @@ const maxTaints = 4
 
 // taint puts the conditions on the devices that they concern, which are all of the GPU for
 // an error of the GPU: one taint each, the worst first.
-func taint(g GPU, conditions []gpu.Condition, informational bool) {
+func taint(g GPU, conditions []gpu.Condition, e effects, informational bool) {
 	for i := range g.Devices {
 		d := &g.Devices[i]
-		d.Taints = taintsOf(conditions, gpu.DeviceName(d.Name), informational)
+		d.Taints = taintsOf(conditions, gpu.DeviceName(d.Name), e, informational)
 	}
 }
 
 // taintsOf returns the taints of one device of a GPU that has the conditions.
-func taintsOf(conditions []gpu.Condition, device gpu.DeviceName, informational bool) []resourceapi.DeviceTaint {
+func taintsOf(conditions []gpu.Condition, device gpu.DeviceName, e effects, informational bool) []resourceapi.DeviceTaint {
 	var out []resourceapi.DeviceTaint
 	for _, c := range conditions {
-		effect := c.EffectOn(device)
+		effect := e.of(c, device)
 		if effect == gpu.NoTaint || effect == gpu.Informational && !informational {
 			continue
 		}
