@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -175,10 +176,15 @@ func toReserved(q *resource.Quantity) int64 {
 
 // fromConditions writes one entry a type, since the object's list is keyed by
 // type: two device nodes that are missing become one condition with both
-// messages. One bad GPU must not make the whole report unstorable.
+// messages. One bad GPU must not make the whole report unstorable. Only pkg/health reports
+// refused devices, once.
 func fromConditions(conditions []gpu.Condition) []v1alpha1.GPUCondition {
 	messages := make(map[gpu.ConditionType][]string)
+	refusals := make(map[gpu.ConditionType]gpu.Condition)
 	for _, c := range conditions {
+		if len(c.Refused) > 0 {
+			refusals[c.Type] = c
+		}
 		if !slices.Contains(messages[c.Type], c.Message) {
 			messages[c.Type] = append(messages[c.Type], c.Message)
 		}
@@ -186,7 +192,12 @@ func fromConditions(conditions []gpu.Condition) []v1alpha1.GPUCondition {
 	var out []v1alpha1.GPUCondition
 	for t, m := range messages {
 		slices.Sort(m)
-		out = append(out, v1alpha1.GPUCondition{Type: string(t), Status: metav1.ConditionTrue, Message: strings.Join(m, "; ")})
+		c := v1alpha1.GPUCondition{Type: string(t), Status: metav1.ConditionTrue, Message: strings.Join(m, "; ")}
+		if r, ok := refusals[t]; ok {
+			c.Refused = each(r.Refused, func(d gpu.DeviceName) string { return string(d) })
+			c.RetryAt = new(metav1.NewTime(r.RetryAt.Truncate(time.Second))) // as the server stores it
+		}
+		out = append(out, c)
 	}
 	slices.SortFunc(out, func(a, b v1alpha1.GPUCondition) int { return cmp.Compare(a.Type, b.Type) })
 	return out
@@ -197,7 +208,10 @@ func toConditions(conditions []v1alpha1.GPUCondition) []gpu.Condition {
 	var out []gpu.Condition
 	for _, c := range conditions {
 		if c.Status != metav1.ConditionFalse {
-			out = append(out, gpu.Condition{Type: gpu.ConditionType(c.Type), Message: c.Message, Since: ptr.Deref(c.LastTransitionTime, metav1.Time{}).Time})
+			out = append(out, gpu.Condition{
+				Type: gpu.ConditionType(c.Type), Message: c.Message, Since: ptr.Deref(c.LastTransitionTime, metav1.Time{}).Time,
+				Refused: each(c.Refused, func(d string) gpu.DeviceName { return gpu.DeviceName(d) }), RetryAt: ptr.Deref(c.RetryAt, metav1.Time{}).Time,
+			})
 		}
 	}
 	return out

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
@@ -41,7 +42,7 @@ func FuzzStrings(f *testing.F) {
 			UUID: gpu.UUID(uuid), PCI: gpu.PCIAddress(pci), PCIeRoot: pci, Model: gpu.Model{ProductName: product, Brand: product, Architecture: product, CUDAComputeCapability: version},
 			VirtualizationMode: product, AddressingMode: product, Fabric: &gpu.Fabric{ClusterUUID: uuid}, NVLink: &gpu.NVLink{Domain: uuid},
 			MIG:        &gpu.MIG{Profiles: []gpu.Profile{{Name: profile}}, Instances: []gpu.Instance{{UUID: gpu.UUID(uuid), Profile: profile}}},
-			Conditions: []gpu.Condition{{Type: gpu.Lost, Message: product}},
+			Conditions: []gpu.Condition{{Type: gpu.PrepareFailed, Message: product, Refused: []gpu.DeviceName{gpu.DeviceName(uuid)}}},
 		}}}
 		stored := throughJSON(t, n)
 		again := throughJSON(t, inventory.Node(stored))
@@ -116,6 +117,34 @@ func TestConditionsKeepTheirTime(t *testing.T) {
 	}
 }
 
+// TestReportOfRefusals: a report that was stored equals the next one, unless a device or the time
+// is another. Otherwise the plugin writes without end, or not at all.
+func TestReportOfRefusals(t *testing.T) {
+	report := func(c gpu.Condition) v1alpha1.GPUInventoryStatus {
+		var s v1alpha1.GPUInventoryStatus
+		inventory.SetFacts(&s, gpu.Node{GPUs: []gpu.GPU{{UUID: "GPU-1", Conditions: []gpu.Condition{c}}}})
+		return s
+	}
+	at := time.Date(2026, 11, 28, 9, 0, 0, 123456789, time.UTC)
+	refused := gpu.Condition{Type: gpu.PrepareFailed, Message: "m", Refused: []gpu.DeviceName{"a", "b"}, RetryAt: at}
+	stored := throughJSON(t, gpu.Node{GPUs: []gpu.GPU{{UUID: "GPU-1", Conditions: []gpu.Condition{refused}}}}).Status
+	other, later := refused, refused
+	other.Refused, later.RetryAt = []gpu.DeviceName{"b", "a"}, at.Add(time.Second)
+	for name, tc := range map[string]struct {
+		now  gpu.Condition
+		want bool
+	}{"same": {refused, true}, "other order": {other, false}, "later": {later, false}} {
+		if got := equality.Semantic.DeepEqual(stored, report(tc.now)); got != tc.want {
+			t.Errorf("%s: equal: %t\n%s", name, got, cmp.Diff(stored, report(tc.now)))
+		}
+	}
+	got := inventory.Node(&v1alpha1.GPUInventory{Status: stored}).GPUs[0].Conditions[0]
+	refused.RetryAt = at.Truncate(time.Second)
+	if diff := cmp.Diff(refused, got); diff != "" {
+		t.Errorf("read back (-want +got):\n%s", diff)
+	}
+}
+
 // A condition with status False, which a newer plugin may write, is ignored.
 func TestConditionsThatHaveEnded(t *testing.T) {
 	inv := &v1alpha1.GPUInventory{Status: v1alpha1.GPUInventoryStatus{GPUs: []v1alpha1.GPU{{Conditions: []v1alpha1.GPUCondition{
@@ -169,7 +198,11 @@ func randomNode(r *rand.Rand) gpu.Node {
 	for i := range n.GPUs {
 		n.GPUs[i].Index = i
 		for j := range n.GPUs[i].Conditions {
-			n.GPUs[i].Conditions[j] = gpu.Condition{Type: gpu.ConditionType(rune('A' + j)), Message: n.GPUs[i].Conditions[j].Message}
+			c := gpu.Condition{Type: gpu.ConditionType(rune('A' + j)), Message: n.GPUs[i].Conditions[j].Message, Refused: n.GPUs[i].Conditions[j].Refused}
+			if len(c.Refused) > 0 {
+				c.RetryAt = time.Unix(r.Int64N(1<<32), 0)
+			}
+			n.GPUs[i].Conditions[j] = c
 		}
 	}
 	return n

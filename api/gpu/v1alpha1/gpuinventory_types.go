@@ -213,9 +213,11 @@ type GPUCondition struct {
 	// condition PrepareFailed. Devices that need the same silicon are kept from new claims.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=128
+	// +kubebuilder:validation:items:MaxLength=63
 	Refused []string `json:"refused,omitempty"`
 	// retryAt is when the first of the refused devices is offered again, so that one claim
-	// tries it.
+	// tries it. The controller compares it with its own clock.
 	// +optional
 	RetryAt *metav1.Time `json:"retryAt,omitempty"`
 }

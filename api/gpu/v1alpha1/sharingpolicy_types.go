@@ -56,8 +56,8 @@ type SharingPolicySpec struct {
 	Health HealthPolicy `json:"health,omitzero"`
 }
 
-// HealthPolicy adds to the treatment of unhealthy GPUs. evict and rowRemapPending need
-// an API server that stores taints of devices.
+// HealthPolicy adds to the treatment of unhealthy GPUs. What ends pods needs an API server
+// that stores taints of devices.
 type HealthPolicy struct {
 	// evict ends the pods that use a GPU which is lost, or needs a reset of its bus or a
 	// reboot of its node, unless they tolerate the taint gpu.nvidia.com/unhealthy.
@@ -76,8 +76,10 @@ type HealthPolicy struct {
 	Reset ResetPolicy `json:"reset,omitempty"`
 	// onPrepareFailure is what is done when a claim can't be given the device that it was
 	// allocated, because of the device: Taint keeps new claims off it, and off all devices that
-	// need the same silicon, for a minute or more. Evict also ends the pod, if no other
-	// claim has the device, so that its owner makes another, which gets another device.
+	// need the same silicon, for a minute or more. Evict also ends the claim's pods, so that
+	// their owner makes others, which get another device: not those of a device that
+	// several claims can have, nor those that tolerate the taint gpu.nvidia.com/unhealthy. A
+	// pod without an owner isn't made again.
 	// +optional
 	// +kubebuilder:default=Taint
 	OnPrepareFailure PrepareFailurePolicy `json:"onPrepareFailure,omitempty"`
