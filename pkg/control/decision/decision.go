@@ -8,6 +8,7 @@ package decision
 
 import (
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -28,10 +29,13 @@ type Input struct {
 	Labels labels.Set
 	// Policies that take part.
 	Policies []policy.Policy
-	// Allocated are the node's devices that claims have, except for admin access.
+	// Allocated are the node's devices that claims have, except for admin access, each once
+	// for each claim.
 	Allocated []gpu.DeviceName
 	// Able has the abilities of API server and scheduler.
 	Able publish.Abilities
+	// Now tells whether a device that a claim could not be given may be tried again.
+	Now time.Time
 }
 
 // Decision is the offer of one node.
@@ -54,6 +58,7 @@ func Of(inv *v1alpha1.GPUInventory, in Input) Decision {
 		v := policy.Decide(in.Policies, in.Labels, offer.Whole(d.Node, g))
 		d.Verdicts[g.UUID], plans[g.UUID] = v, v.Plan
 		applyHealthPolicy(g.Conditions, v.Health)
+		setDueRetries(g.Conditions, in.Now)
 	}
 	d.GPUs = offer.Build(d.Node, plans, in.Allocated, serverFor(inv, in.Able))
 	d.Pool = publish.Pool(Owner(inv), d.GPUs, in.Able.Counters)
@@ -83,6 +88,16 @@ func applyHealthPolicy(conditions []gpu.Condition, p v1alpha1.HealthPolicy) {
 		if p.RowRemapPending == v1alpha1.NoSchedule && c.Type == gpu.RowRemapPending {
 			c.ByPolicy = gpu.NoSchedule
 		}
+		if p.OnPrepareFailure == v1alpha1.EvictOnPrepareFailure && c.Type == gpu.PrepareFailed {
+			c.ByPolicy = gpu.NoExecute
+		}
+	}
+}
+
+// setDueRetries sets which refusals' pauses have ended.
+func setDueRetries(conditions []gpu.Condition, now time.Time) {
+	for i := range conditions {
+		conditions[i].RetryDue = !now.Before(conditions[i].RetryAt)
 	}
 }
 

@@ -137,7 +137,11 @@ func (n *Reconciler) reconcile(ctx context.Context, r reconcile.Request) (reconc
 	if decision.Owner(inv).UID == "" {
 		return n.withdrawUnowned(ctx, inv)
 	}
-	return n.offer(ctx, inv)
+	// The decision is made later: it misses no pause that ends meanwhile.
+	wait := plan.UntilRetry(inv, n.Clock.Now())
+	result, err := n.offer(ctx, inv)
+	result.RequeueAfter = undone.Sooner(result.RequeueAfter, wait)
+	return result, err
 }
 
 // offer decides what a node offers, and brings the inventory and the slices in line.

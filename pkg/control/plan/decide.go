@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -95,6 +96,8 @@ type GPU struct {
 type facts struct {
 	inventory, labels, rules, claims string
 	able                             publish.Abilities
+	// retries is how many of the pauses after refusals, which the inventory has, have ended.
+	retries int
 }
 
 // Input is everything that a decision depends on, besides the inventory.
@@ -103,6 +106,7 @@ type Input struct {
 	labels   labels.Set
 	policies []policy.Policy
 	claims   []claims.Allocation
+	now      time.Time
 }
 
 // CommonInput is the part of an Input that all nodes have.
@@ -116,7 +120,7 @@ type CommonInput struct {
 func decide(inv *v1alpha1.GPUInventory, in Input) Decision {
 	d := Decision{
 		Decision: decision.Of(inv, decision.Input{
-			Labels: in.labels, Policies: in.policies, Allocated: devicesOf(in.claims), Able: in.facts.able,
+			Labels: in.labels, Policies: in.policies, Allocated: devicesOf(in.claims), Able: in.facts.able, Now: in.now,
 		}),
 		Account: Account{facts: in.facts, offered: map[offerKey]int{}},
 	}
@@ -223,6 +227,32 @@ func devicesOf(allocated []claims.Allocation) []gpu.DeviceName {
 		out[i] = a.Device
 	}
 	return out
+}
+
+// UntilRetry returns how long it is until a device that claims could not be given is offered
+// again: until then, the decision on the node stays as it is. 0: there is no such device.
+func UntilRetry(inv *v1alpha1.GPUInventory, now time.Time) time.Duration {
+	_, next := retries(inv, now)
+	return next
+}
+
+// retries returns how many of the pauses after refusals have ended, and how long it is until
+// the next one does; 0 if none will.
+func retries(inv *v1alpha1.GPUInventory, now time.Time) (ended int, next time.Duration) {
+	for _, g := range inv.Status.GPUs {
+		for _, c := range g.Conditions {
+			if c.RetryAt == nil {
+				continue
+			}
+			switch left := c.RetryAt.Sub(now); {
+			case left <= 0:
+				ended++
+			case next == 0 || left < next:
+				next = left
+			}
+		}
+	}
+	return ended, next
 }
 
 // Publishable reports whether a node should have a pool: not without an

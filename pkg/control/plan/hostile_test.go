@@ -21,6 +21,7 @@ func FuzzHostileNode(f *testing.F) {
 	f.Add([]byte(`{"driverVersion":"580.159.04","gpus":[{"uuid":"GPU-980fb007-d0f5-47e3-8d7f-b16b8b11bba9","memory":"80Gi"},{"uuid":"GPU-980fb007-d0f5-47e3-8d7f-b16b8b11bbaa","memory":"80Gi","index":1}]}`), uint8(2))
 	f.Add([]byte(`{"gpus":[{"uuid":"GPU-1","memory":"80Gi","mig":{"enabled":true,"pending":true,"switchable":true,"profiles":[{"name":"3g.40gb","id":9,"maxInstances":2,"memory":"40Gi","multiprocessors":60,"placements":[{"start":0,"size":4},{"start":4,"size":4}]}],"instances":[{"uuid":"MIG-1","profile":"3g.40gb","placement":{"start":4,"size":4}}]},"conditions":[{"type":"Lost","status":"True"}]}]}`), uint8(0))
 	f.Add([]byte(`{"gpus":[{"uuid":"GPU-1","memory":"80Gi","mig":{"profiles":[{"name":"1g.10gb","maxInstances":7,"placements":[{"start":0,"size":1}]}]}}]}`), uint8(1))
+	f.Add([]byte(`{"gpus":[{"uuid":"GPU-980fb007-d0f5-47e3-8d7f-b16b8b11bba9","productName":"P","memory":"80Gi","conditions":[{"type":"PrepareFailed","refused":["gpu-980fb007","x","gpu-980fb007-mps-mps"],"retryAt":"2026-11-28T09:00:00Z"},{"type":"Lost","retryAt":"0000-01-01T00:00:00Z"}]}]}`), uint8(2))
 	f.Fuzz(func(t *testing.T, status []byte, which uint8) {
 		inv := &v1alpha1.GPUInventory{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 		if json.Unmarshal(status, &inv.Status) != nil || len(inv.Status.GPUs) > 8 {

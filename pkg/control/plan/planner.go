@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
@@ -29,13 +30,14 @@ import (
 var ErrNodeUnknown = errors.New("the node isn't known")
 
 // Planner decides the offer of each node, from its inventory, its labels, the policies, the
-// devices of claims, and the server's abilities. Node and policy reconciliation both use it, and
+// devices of claims, the server's abilities, and the time. Node and policy reconciliation both use it, and
 // get the same result for the same facts.
 type Planner struct {
 	client  client.Reader // the cache
 	book    *rulebook
 	claims  *claims.Index
 	server  *server.Server
+	clock   clock.PassiveClock
 	changes chan event.GenericEvent
 
 	mu      sync.Mutex
@@ -47,9 +49,9 @@ type Planner struct {
 }
 
 // New returns a Planner that has decided nothing yet.
-func New(c client.Reader, claims *claims.Index, s *server.Server, d kinds.Definitions, registerer prometheus.Registerer) *Planner {
+func New(c client.Reader, claims *claims.Index, s *server.Server, d kinds.Definitions, clock clock.PassiveClock, registerer prometheus.Registerer) *Planner {
 	return &Planner{
-		client: c, book: &rulebook{client: c, definitions: d}, claims: claims, server: s, changes: make(chan event.GenericEvent, 1),
+		client: c, book: &rulebook{client: c, definitions: d}, claims: claims, server: s, clock: clock, changes: make(chan event.GenericEvent, 1),
 		metrics: newMetrics(registerer), last: make(map[string]Account), published: make(map[string]time.Time),
 	}
 }
@@ -225,7 +227,7 @@ func (p *Planner) Common(ctx context.Context) (CommonInput, error) {
 
 // nodeInput returns the input of one node.
 func (p *Planner) nodeInput(ctx context.Context, common CommonInput, inv *v1alpha1.GPUInventory) (Input, error) {
-	in := Input{policies: common.policies}
+	in := Input{policies: common.policies, now: p.clock.Now()}
 	var err error
 	if in.labels, err = p.labels(ctx, inv.Name); err != nil {
 		return in, err
@@ -237,6 +239,7 @@ func (p *Planner) nodeInput(ctx context.Context, common CommonInput, inv *v1alph
 		inventory: versionOf(inv.UID, inv.ResourceVersion), labels: hash(in.labels.String()), rules: common.Rules.version,
 		claims: hash(fmt.Sprint(in.claims)), able: common.able,
 	}
+	in.facts.retries, _ = retries(inv, in.now)
 	return in, nil
 }
 

@@ -46,6 +46,7 @@ type fleet struct {
 	server   *controltest.Server
 	policies *Reconciler
 	events   *events.FakeRecorder
+	clock    *testingclock.FakeClock
 	// hidden are nodes whose slices aren't there.
 	hidden []string
 }
@@ -64,13 +65,14 @@ func newFleet(t *testing.T, form publish.Counters, objects ...client.Object) *fl
 func (f *fleet) restart(t *testing.T) {
 	t.Helper()
 	kube, now := fake.NewClientset(), testingclock.NewFakeClock(time.Unix(1000, 0))
+	f.clock = now
 	publisher, err := publish.New(draclient.New(kube), kube.Discovery())
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.policies = New(Config{
 		Client: f.api, Slices: publisher, Writes: undone.New(now), Events: f.events, Clock: now,
-		Planner: plan.New(f.api, f.claims.Index, server.New(f.server, now), kinds.Definitions{Server: f.api, Clock: now}, nil),
+		Planner: plan.New(f.api, f.claims.Index, server.New(f.server, now), kinds.Definitions{Server: f.api, Clock: now}, now, nil),
 	})
 }
 

@@ -3,6 +3,7 @@ package policies
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -54,6 +55,25 @@ func TestWithheldParts(t *testing.T) {
 		if diff := cmp.Diff(tc.want, f.statuses(t)["p"].Withheld); diff != "" {
 			t.Errorf("%s: status.withheld (-want +got):\n%s", name, diff)
 		}
+	}
+}
+
+// TestWithheldWhileTriedAgain: a policy's status isn't written when the pause after a refusal
+// ends, and names the GPU until a claim has been given the device.
+func TestWithheldWhileTriedAgain(t *testing.T) {
+	refuses := controltest.L4(0)
+	refuses.Conditions = []v1alpha1.GPUCondition{{
+		Type: string(gpu.PrepareFailed), Message: "no device node", Refused: []string{"gpu-00000000"}, RetryAt: new(metav1.Unix(1060, 0)),
+	}}
+	f := newFleet(t, publish.SplitCounters, append(controltest.NodeWith("n", "", refuses), controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.Exclusive()}))...)
+	f.server.Taints = true
+	want := f.statuses(t)["p"]
+	if diff := cmp.Diff([]v1alpha1.WithheldGPU{{Node: "n", GPU: "gpu-00000000", Message: "PrepareFailed: no device node"}}, want.Withheld); diff != "" {
+		t.Errorf("status.withheld (-want +got):\n%s", diff)
+	}
+	f.clock.Step(time.Minute)
+	if diff := cmp.Diff(want, f.statuses(t)["p"]); diff != "" {
+		t.Errorf("the status when the pause has ended (-before +now):\n%s", diff)
 	}
 }
 

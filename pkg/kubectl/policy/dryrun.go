@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
@@ -38,6 +39,7 @@ func showForecast(ctx context.Context, o *cluster.Options, file string) error {
 	if in.after, err = forecast.Rules(ctx, after, p.Name); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
+	in.now = time.Now()
 	f := in.predict(p.Name)
 	f.Plan = forecast.Text(p.Spec.Plan)
 	if o.Output != "" {

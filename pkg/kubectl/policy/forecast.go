@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -26,6 +27,7 @@ type planFacts struct {
 	claims        []resourceapi.ResourceClaim
 	before, after []policy.Policy
 	server        publish.Abilities
+	now           time.Time
 }
 
 // policyForecast is the effect that a policy would have.
@@ -103,7 +105,10 @@ func (p planFacts) predict(name string) policyForecast {
 // node forecasts the GPUs of a node that the policy has, had, or changes otherwise.
 func (p planFacts) node(inv *v1alpha1.GPUInventory, set labels.Set, name string, lost map[string]int) []gpuForecast {
 	holders := p.holders(inv.Name)
-	in := decision.Input{Labels: set, Policies: p.before, Allocated: slices.Collect(maps.Keys(holders)), Able: p.server}
+	in := decision.Input{Labels: set, Policies: p.before, Able: p.server, Now: p.now}
+	for device, claims := range holders {
+		in.Allocated = append(in.Allocated, slices.Repeat([]gpu.DeviceName{device}, len(claims))...)
+	}
 	before := decision.Of(inv, in)
 	in.Policies = p.after
 	after := decision.Of(inv, in)
@@ -152,7 +157,7 @@ func problems(uuid gpu.UUID, d decision.Decision) []string {
 	return out
 }
 
-// holders are the claims that have each of the node's devices.
+// holders are the claims that have each of the node's devices, each once.
 func (p planFacts) holders(node string) map[gpu.DeviceName][]string {
 	out := make(map[gpu.DeviceName][]string)
 	for i := range p.claims {
@@ -161,8 +166,9 @@ func (p planFacts) holders(node string) map[gpu.DeviceName][]string {
 			continue
 		}
 		for _, r := range c.Status.Allocation.Devices.Results {
-			if r.Driver == gpu.DriverName && r.Pool == node && (r.AdminAccess == nil || !*r.AdminAccess) {
-				out[gpu.DeviceName(r.Device)] = append(out[gpu.DeviceName(r.Device)], c.Namespace+"/"+c.Name)
+			name, device := c.Namespace+"/"+c.Name, gpu.DeviceName(r.Device)
+			if r.Driver == gpu.DriverName && r.Pool == node && (r.AdminAccess == nil || !*r.AdminAccess) && !slices.Contains(out[device], name) {
+				out[device] = append(out[device], name)
 			}
 		}
 	}
