@@ -229,9 +229,23 @@ type Condition struct {
 	// tries it.
 	Refused []DeviceName
 	RetryAt time.Time
-	// RetryDue says that RetryAt has come, by the clock of whoever decides on the offer. It is
-	// false in what the plugin reads.
-	RetryDue bool
+	// Turn says which device is to be tried, see TurnAt, by the clock of whoever decides on the
+	// offer. It is 0 in what the plugin reads.
+	Turn int
+}
+
+// turnLength is how long one device is offered to be tried before another one is.
+const turnLength = 30 * time.Minute
+
+// TurnAt returns which of the devices that need refused silicon is to be tried again: 0 for none,
+// until retryAt, then the first one, and after each half hour in which no claim has tried the
+// next one, because claims for one device may never come. left is how long that stays so.
+func TurnAt(retryAt, now time.Time) (turn int, left time.Duration) {
+	if left = retryAt.Sub(now); left > 0 {
+		return 0, left
+	}
+	since := now.Sub(retryAt)
+	return 1 + int(since/turnLength), turnLength - since%turnLength
 }
 
 // ConditionType names a kind of trouble, in the form Kubernetes uses for

@@ -1,6 +1,9 @@
 package gpu
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 func gpusOf(uuids ...UUID) []GPU {
 	var gpus []GPU
@@ -99,6 +102,30 @@ func TestNeedsSilicon(t *testing.T) {
 	} {
 		if got := NeedsSilicon(tc.d, tc.of); got != tc.want {
 			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestTurnAt(t *testing.T) {
+	retry := time.Date(2026, 11, 28, 9, 0, 0, 0, time.UTC)
+	for after, want := range map[time.Duration]struct {
+		turn int
+		left time.Duration
+	}{
+		-time.Hour:        {0, time.Hour},
+		-1:                {0, 1},
+		0:                 {1, 30 * time.Minute},
+		29 * time.Minute:  {1, time.Minute},
+		30 * time.Minute:  {2, 30 * time.Minute},
+		100 * time.Minute: {4, 20 * time.Minute},
+	} {
+		if turn, left := TurnAt(retry, retry.Add(after)); turn != want.turn || left != want.left {
+			t.Errorf("after %v: turn %d for %v, want %d for %v", after, turn, left, want.turn, want.left)
+		}
+	}
+	for _, far := range []time.Time{{}, time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)} {
+		if turn, left := TurnAt(far, retry); turn < 0 || left <= 0 {
+			t.Errorf("%v: turn %d for %v", far, turn, left)
 		}
 	}
 }

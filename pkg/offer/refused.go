@@ -41,23 +41,29 @@ func (e effects) haveSeveral(device gpu.DeviceName) bool {
 }
 
 // triedAgain returns the device that a claim is to try although the GPU refused its silicon:
-// once the pause has ended, the first refused device that is offered or, if the plan has none of
-// them any more, the first device that needs their silicon. It is empty before.
+// once the pause has ended, the first refused device that is offered, and when its turn is over
+// the next one. Devices that weren't refused and need the same silicon come after these. It is
+// empty before.
 func triedAgain(offered []resourceapi.Device, conditions []gpu.Condition, names *gpu.Names) gpu.DeviceName {
-	i := slices.IndexFunc(conditions, func(c gpu.Condition) bool { return c.Type == gpu.PrepareFailed && c.RetryDue })
+	i := slices.IndexFunc(conditions, func(c gpu.Condition) bool { return c.Type == gpu.PrepareFailed && c.Turn > 0 })
 	if i < 0 {
 		return ""
 	}
-	var needing []gpu.DeviceName
+	var others []gpu.DeviceName
 	for _, d := range offered {
 		if name := gpu.DeviceName(d.Name); conditions[i].BlocksDevice(name, names) {
-			needing = append(needing, name)
+			others = append(others, name)
 		}
 	}
-	for _, name := range slices.Concat(conditions[i].Refused, needing) {
-		if slices.Contains(needing, name) {
-			return name
+	var inTurn []gpu.DeviceName
+	for _, name := range conditions[i].Refused {
+		if at := slices.Index(others, name); at >= 0 {
+			inTurn, others = append(inTurn, name), slices.Delete(others, at, at+1)
 		}
 	}
-	return ""
+	inTurn = append(inTurn, others...)
+	if len(inTurn) == 0 {
+		return ""
+	}
+	return inTurn[(conditions[i].Turn-1)%len(inTurn)]
 }

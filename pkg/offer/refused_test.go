@@ -28,8 +28,11 @@ func refusing(devices ...string) gpu.Condition {
 }
 
 // due returns the condition when the pause has ended.
-func due(c gpu.Condition) gpu.Condition {
-	c.RetryDue = true
+func due(c gpu.Condition) gpu.Condition { return turn(1, c) }
+
+// turn returns the condition in a later turn.
+func turn(n int, c gpu.Condition) gpu.Condition {
+	c.Turn = n
 	return c
 }
 
@@ -77,6 +80,10 @@ var refusedCases = map[string]struct {
 	"none is offered":                {inPartitions, due(refusing("-mig-2g20gb-4")), nil, "-mig-3g40gb-4 -mig-1g10gb-4 -mig-1g10gb-5"},
 	"none is offered, nor the whole": {sharedHalves, due(refusing("-mig-7g80gb-0")), nil, "-mig-3g40gb-4-mps"},
 	"the tables lack it, and is due": {inShares, due(refusing("-mig-9g99gb-0")), nil, "-mps2-0 -mps2-1"},
+	"the second turn":                {inPartitions, turn(2, refusing("-mig-1g10gb-5", "-mig-1g10gb-0")), nil, "whole -mig-3g40gb-0 -mig-3g40gb-4 -mig-1g10gb-5"},
+	"then what wasn't refused":       {inPartitions, turn(3, refusing("-mig-1g10gb-5", "-mig-1g10gb-0")), nil, "-mig-3g40gb-0 -mig-3g40gb-4 -mig-1g10gb-0 -mig-1g10gb-5"},
+	"after the last turn":            {inPartitions, turn(6, refusing("-mig-1g10gb-5", "-mig-1g10gb-0")), nil, "whole -mig-3g40gb-0 -mig-3g40gb-4 -mig-1g10gb-0"},
+	"many turns of one":              {v1alpha1.Plan{}, turn(1000, refusing("")), nil, ""},
 	"nothing is due":                 {inPartitions, due(refusing()), nil, ""},
 
 	"pods are ended":                          {inPartitions, evicting(refusing("-mig-3g40gb-0")), nil, "whole -mig-3g40gb-0! -mig-1g10gb-0 -mig-1g10gb-1 -mig-1g10gb-2 -mig-1g10gb-3"},

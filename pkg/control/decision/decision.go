@@ -34,7 +34,7 @@ type Input struct {
 	Allocated []gpu.DeviceName
 	// Able has the abilities of API server and scheduler.
 	Able publish.Abilities
-	// Now tells whether a device that a claim could not be given may be tried again.
+	// Now tells which devices that claims could not be given are to be tried again.
 	Now time.Time
 }
 
@@ -58,7 +58,7 @@ func Of(inv *v1alpha1.GPUInventory, in Input) Decision {
 		v := policy.Decide(in.Policies, in.Labels, offer.Whole(d.Node, g))
 		d.Verdicts[g.UUID], plans[g.UUID] = v, v.Plan
 		applyHealthPolicy(g.Conditions, v.Health)
-		setDueRetries(g.Conditions, in.Now)
+		setTurns(g.Conditions, in.Now)
 	}
 	d.GPUs = offer.Build(d.Node, plans, in.Allocated, serverFor(inv, in.Able))
 	d.Pool = publish.Pool(Owner(inv), d.GPUs, in.Able.Counters)
@@ -94,10 +94,10 @@ func applyHealthPolicy(conditions []gpu.Condition, p v1alpha1.HealthPolicy) {
 	}
 }
 
-// setDueRetries sets which refusals' pauses have ended.
-func setDueRetries(conditions []gpu.Condition, now time.Time) {
+// setTurns sets which refused devices are to be tried again.
+func setTurns(conditions []gpu.Condition, now time.Time) {
 	for i := range conditions {
-		conditions[i].RetryDue = !now.Before(conditions[i].RetryAt)
+		conditions[i].Turn, _ = gpu.TurnAt(conditions[i].RetryAt, now)
 	}
 }
 

@@ -137,8 +137,8 @@ func (n *Reconciler) reconcile(ctx context.Context, r reconcile.Request) (reconc
 	if decision.Owner(inv).UID == "" {
 		return n.withdrawUnowned(ctx, inv)
 	}
-	// The decision is made later: it misses no pause that ends meanwhile.
-	wait := plan.UntilRetry(inv, n.Clock.Now())
+	// The decision is made later: it misses no turn that begins meanwhile.
+	wait := plan.UntilNextTurn(inv, n.Clock.Now())
 	result, err := n.offer(ctx, inv)
 	result.RequeueAfter = undone.Sooner(result.RequeueAfter, wait)
 	return result, err

@@ -131,13 +131,18 @@ func TestRefusedDeviceIsTriedAgain(t *testing.T) {
 		s.clock.Step(pause - time.Second)
 		s.must(allOfHalf, 0, time.Second)
 		s.clock.Step(time.Second)
-		s.must(othersOf, 1, 0)
+		s.must(othersOf, 1, 30*time.Minute)
 		s.clock.Step(10 * time.Minute)
-		s.must(othersOf, 0, 0)
+		s.must(othersOf, 0, 20*time.Minute)
 		if t.Failed() {
 			t.Fatalf("in pause %d", i)
 		}
 	}
+	// Nobody claims it. Others want the whole GPU, say.
+	s.clock.Step(20 * time.Minute)
+	s.must("0-mig-3g40gb-0:NoSchedule", 1, 30*time.Minute)
+	s.clock.Step(30 * time.Minute)
+	s.must(othersOf, 1, 30*time.Minute)
 	s.reports(0, 0)
 	s.must("", 1, 0)
 }
@@ -152,9 +157,9 @@ func TestPodOfRefusedDeviceIsEnded(t *testing.T) {
 	s.stuck = controltest.Devices{}
 	s.must(tainted, 0, time.Minute)
 	s.clock.Step(time.Minute)
-	s.must(othersOf, 1, 0)
+	s.must(othersOf, 1, 30*time.Minute)
 	s.stuck = controltest.Devices{"ns/next": {"gpu-00000000-mig-3g40gb-0"}}
-	s.must(othersOf, 0, 0)
+	s.must(othersOf, 0, 30*time.Minute)
 }
 
 // TestRetriesOfSeveralGPUs: each GPU has a pause of its own, and the node is reconciled at the end
@@ -173,7 +178,7 @@ func TestRetriesOfSeveralGPUs(t *testing.T) {
 	s.nodes.Events = s.recorded
 	s.must(allOfHalf+" "+ofOther, 1, 2*time.Minute)
 	s.clock.Step(2 * time.Minute)
-	s.must(othersOf+" "+ofOther, 1, 0)
+	s.must(othersOf+" "+ofOther, 1, 28*time.Minute)
 }
 
 // TestRetryIsNoEvidenceAgainstTheScheduler: a claim that got the device while it was offered
@@ -183,8 +188,8 @@ func TestRetryIsNoEvidenceAgainstTheScheduler(t *testing.T) {
 	s.reports(0, time.Minute, "gpu-00000000-mig-3g40gb-0")
 	s.must(allOfHalf, 1, time.Minute)
 	s.clock.Step(time.Minute)
-	s.must(othersOf, 1, 0)
-	s.clock.Step(time.Hour)
+	s.must(othersOf, 1, 30*time.Minute)
+	s.clock.Step(20 * time.Minute)
 	claim := controltest.Claim("n", "gpu-00000000-mig-3g40gb-0")
 	claim.CreationTimestamp = metav1.NewTime(s.clock.Now())
 	s.claims.Are(claim)

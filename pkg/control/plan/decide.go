@@ -96,8 +96,8 @@ type GPU struct {
 type facts struct {
 	inventory, labels, rules, claims string
 	able                             publish.Abilities
-	// retries is how many of the pauses after refusals, which the inventory has, have ended.
-	retries int
+	// turns are those of all refused devices, added up: each only grows.
+	turns int
 }
 
 // Input is everything that a decision depends on, besides the inventory.
@@ -229,30 +229,29 @@ func devicesOf(allocated []claims.Allocation) []gpu.DeviceName {
 	return out
 }
 
-// UntilRetry returns how long it is until a device that claims could not be given is offered
+// UntilNextTurn returns how long it is until a device that claims could not be given is offered
 // again: until then, the decision on the node stays as it is. 0: there is no such device.
-func UntilRetry(inv *v1alpha1.GPUInventory, now time.Time) time.Duration {
-	_, next := retries(inv, now)
-	return next
+func UntilNextTurn(inv *v1alpha1.GPUInventory, now time.Time) time.Duration {
+	_, left := turns(inv, now)
+	return left
 }
 
-// retries returns how many of the pauses after refusals have ended, and how long it is until
-// the next one does; 0 if none will.
-func retries(inv *v1alpha1.GPUInventory, now time.Time) (ended int, next time.Duration) {
+// turns returns the sum of the turns of a node's refused devices, and how long it stays so; 0
+// for ever.
+func turns(inv *v1alpha1.GPUInventory, now time.Time) (sum int, left time.Duration) {
 	for _, g := range inv.Status.GPUs {
 		for _, c := range g.Conditions {
 			if c.RetryAt == nil {
 				continue
 			}
-			switch left := c.RetryAt.Sub(now); {
-			case left <= 0:
-				ended++
-			case next == 0 || left < next:
-				next = left
+			turn, its := gpu.TurnAt(c.RetryAt.Time, now)
+			sum += turn
+			if left == 0 || its < left {
+				left = its
 			}
 		}
 	}
-	return ended, next
+	return sum, left
 }
 
 // Publishable reports whether a node should have a pool: not without an

@@ -239,7 +239,7 @@ func (p *Planner) nodeInput(ctx context.Context, common CommonInput, inv *v1alph
 		inventory: versionOf(inv.UID, inv.ResourceVersion), labels: hash(in.labels.String()), rules: common.Rules.version,
 		claims: hash(fmt.Sprint(in.claims)), able: common.able,
 	}
-	in.facts.retries, _ = retries(inv, in.now)
+	in.facts.turns, _ = turns(inv, in.now)
 	return in, nil
 }
 
