@@ -118,10 +118,10 @@ type GPU struct {
 //
 // allocated are the names of the node's devices that claims have been allocated,
 // except for admin access, in any order, each once for each claim that has it. Each
-// of them stays in the offer, whatever the plan. Nothing new of a GPU is offered while a claim has one of its partitions
-// that its tables don't list, or a share or replica that the plan doesn't offer, or,
-// where the plan is for shares or replicas of the whole GPU, anything else. Names of
-// GPUs that the node doesn't have now are ignored.
+// of them stays in the offer, whatever the plan. Nothing new of a GPU is offered while
+// a claim has one of its partitions that its tables don't list, or a share or replica
+// that the plan doesn't offer, or, where the plan is for shares or replicas of the whole
+// GPU, anything else. Names of GPUs that the node doesn't have now are ignored.
 //
 // A GPU that others put into MIG mode is offered in partitions only, because CUDA
 // can't use it whole. One whose mode is off is offered whole, and in partitions

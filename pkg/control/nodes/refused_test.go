@@ -103,9 +103,9 @@ func (s refusals) must(tainted string, writes int, again time.Duration) {
 		if got := s.waits(); got != again {
 			s.t.Fatalf("the node is reconciled again after %v, want %v", got, again)
 		}
-	}
-	if diff := cmp.Diff(tainted, s.tainted()); diff != "" {
-		s.t.Errorf("taints (-want +got):\n%s", diff)
+		if diff := cmp.Diff(tainted, s.tainted()); diff != "" {
+			s.t.Fatalf("taints (-want +got):\n%s", diff)
+		}
 	}
 	if got := s.store.writes - before; got != writes {
 		s.t.Errorf("slices were written %d times, want %d", got, writes)

@@ -30,8 +30,8 @@ import (
 var ErrNodeUnknown = errors.New("the node isn't known")
 
 // Planner decides the offer of each node, from its inventory, its labels, the policies, the
-// devices of claims, the server's abilities, and the time. Node and policy reconciliation both use it, and
-// get the same result for the same facts.
+// devices of claims, the server's abilities, and the time. Node and policy reconciliation both
+// use it, and get the same result for the same facts.
 type Planner struct {
 	client  client.Reader // the cache
 	book    *rulebook
