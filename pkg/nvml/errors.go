@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"context"
 	"errors"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -62,4 +63,18 @@ func ConditionOf(err error) gpu.Condition {
 		c.Type = gpu.NotResponding
 	}
 	return c
+}
+
+// IsRefusal reports whether the error of a call that changes a GPU is the GPU's own: it refuses
+// what others would do. The GPU isn't lost and answers, and the driver works.
+func IsRefusal(err error) bool {
+	for _, other := range []error{
+		nil, ErrLost, ErrNotResponding, ErrNoPermission, ErrLibraryNotFound, ErrDriverNotLoaded, ErrVersionMismatch,
+		gonvml.ERROR_UNINITIALIZED, gpu.ErrNoDriver, context.Canceled, context.DeadlineExceeded,
+	} {
+		if errors.Is(err, other) {
+			return false
+		}
+	}
+	return true
 }

@@ -18,6 +18,9 @@ import (
 // partitions of ours in the way, or using the engines that this one needs, are
 // destroyed. Idempotent; a partition that has vanished is created again.
 //
+// If the hardware refuses, or something of others is in the way, it returns a gpu.RefusedError. One
+// of them says little: a monitor, say, may have kept the GPU from being changed for a moment.
+//
 // After an error, Release or Run destroys an incomplete partition.
 func (m *Manager) Ensure(ctx context.Context, p gpu.Partition) (_ gpu.Instance, err error) {
 	defer wrap(&err, "make %s", named(p))
@@ -27,6 +30,7 @@ func (m *Manager) Ensure(ctx context.Context, p gpu.Partition) (_ gpu.Instance, 
 	}
 	defer v.end(&err)
 	defer v.schedule()
+	v.want = p
 	if err := v.look(); err != nil {
 		return gpu.Instance{}, err
 	}
@@ -67,7 +71,7 @@ func (m *Manager) Find(ctx context.Context, p gpu.Partition) (_ gpu.Instance, er
 	if i, ok := v.at(p); ok && i.UUID != "" {
 		return i, nil
 	}
-	return gpu.Instance{}, errors.New("there is no such MIG device now, and admin access never makes one: ask again while a claim without admin access has it")
+	return gpu.Instance{}, ErrNoDevice
 }
 
 // mayCreate is an error where something that isn't ours to change stands in the
@@ -75,22 +79,22 @@ func (m *Manager) Find(ctx context.Context, p gpu.Partition) (_ gpu.Instance, er
 func (v *visit) mayCreate(p gpu.Partition) error {
 	for _, i := range v.others {
 		if i.Placement.Overlaps(p.Placement) {
-			return fmt.Errorf("%s, which Tessera didn't create, is in the way: find out who created it and destroy it (nvidia-smi mig -i %s -dci -gi %d; nvidia-smi mig -i %s -dgi -gi %d)",
-				instanceName(i), v.uuid, i.GPUInstanceID, v.uuid, i.GPUInstanceID)
+			return v.refused(fmt.Errorf("%s, which Tessera didn't create, is in the way: find out who created it and destroy it (nvidia-smi mig -i %s -dci -gi %d; nvidia-smi mig -i %s -dgi -gi %d)",
+				instanceName(i), v.uuid, i.GPUInstanceID, v.uuid, i.GPUInstanceID))
 		}
 	}
 	for _, o := range v.ours {
 		if o.Partition != p && o.complete() && o.Placement.Overlaps(p.Placement) {
 			if holder := v.m.describeClaimOn(o.Partition); holder != "" {
-				return fmt.Errorf("%s is in the way, and %s holds it", instanceName(*o.instance), holder)
+				return fmt.Errorf("%w: %s is in the way, and %s holds it", ErrHeld, instanceName(*o.instance), holder)
 			}
 		}
 	}
 	switch {
 	case v.mig.Enabled != v.mig.Pending:
-		return errors.New("a change of the GPU's MIG mode is pending: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, or undo the change (nvidia-smi -mig)")
+		return v.refused(errors.New("a change of the GPU's MIG mode is pending: reset the GPU (nvidia-smi --gpu-reset) or reboot the node, or undo the change (nvidia-smi -mig)"))
 	case !v.mig.Enabled && !v.mig.Switchable:
-		return fmt.Errorf("MIG mode is off, and Tessera may not switch it on this GPU (before Hopper it takes a reset, in a virtual machine it is the hypervisor's): switch it on (nvidia-smi -i %s -mig 1, then reset the GPU)", v.uuid)
+		return v.refused(fmt.Errorf("MIG mode is off, and Tessera may not switch it on this GPU (before Hopper it takes a reset, in a virtual machine it is the hypervisor's): switch it on (nvidia-smi -i %s -mig 1, then reset the GPU)", v.uuid))
 	}
 	return nil
 }
@@ -125,7 +129,7 @@ func (v *visit) create(ctx context.Context, p gpu.Partition) (gpu.Instance, erro
 	made, err := v.createOrEvict(ctx, p)
 	if err != nil {
 		unsettled := v.failed(p, err)
-		return gpu.Instance{}, errors.Join(v.explain(err), unsettled)
+		return gpu.Instance{}, errors.Join(v.judge(ctx, v.explain(err)), unsettled)
 	}
 	v.m.cfg.Steps.Reached("partition.created")
 	v.ours[v.ownIndex(p)].instance = &made

@@ -20,7 +20,7 @@ func TestOthersInstances(t *testing.T) {
 		t.Errorf("got %v, want the one there is, %v", got, foreign)
 	}
 	n.prepare(t, ours)
-	wantError(t, n.ClearMIG(t.Context(), gpu0), "it is divided")
+	wantError(t, n.ClearMIG(t.Context(), gpu0), "is divided for another claim")
 	n.unprepare(t, theirs)
 	n.unprepare(t, ours)
 	wantError(t, n.ClearMIG(t.Context(), gpu0), "3g.71gb", "not made by Tessera")

@@ -89,7 +89,7 @@ func TestFillAndWhole(t *testing.T) {
 		if len(uuids) != 7 {
 			t.Errorf("MIG devices: %v, want 7", uuids)
 		}
-		wantError(t, p.ClearMIG(t.Context(), p.uuid), "it is divided")
+		wantError(t, p.ClearMIG(t.Context(), p.uuid), "is divided for another claim")
 		for s := range 7 {
 			p.unprepare(t, gpu.Partition{GPU: p.uuid, Profile: "1g.10gb", Placement: gpu.Placement{Start: s, Size: 1}})
 		}

@@ -23,6 +23,8 @@ type visit struct {
 	*onGPU
 	unlock func()
 	began  time.Time
+	// want is what a claim is to be given: a Whole or a Partition; nil: nothing.
+	want gpu.Device
 	// inHardware is the time spent there.
 	inHardware time.Duration
 
@@ -295,7 +297,7 @@ func (v *visit) destroy(ctx context.Context, o own) error {
 		err := v.hw.DestroyInstance(v.uuid, *o.instance)
 		v.changed(ctx, "destroy", began, err, "profile", o.Profile, "start", o.Placement.Start, "instance", o.instance.UUID)
 		if err != nil && !v.isGone(err, o) {
-			return err
+			return v.judge(ctx, err)
 		}
 		v.m.cfg.Steps.Reached("partition.destroyed")
 	}
@@ -325,7 +327,7 @@ func (v *visit) switchMode(ctx context.Context, on bool) error {
 	err := v.hw.SetMIGMode(v.uuid, on)
 	v.changed(ctx, "mode", began, err, "on", on)
 	if err != nil {
-		return err
+		return v.judge(ctx, err)
 	}
 	v.m.cfg.Steps.Reached("partition.switched")
 	v.mig.Enabled, v.mig.Pending, v.switched = on, on, on

@@ -12,7 +12,7 @@ import (
 
 // ClearMIG makes sure that the GPU can be used whole: idle partitions of ours are
 // destroyed and the mode is switched off if we switched it on. An error where
-// it is in MIG mode because of others.
+// it is in MIG mode because of others: a gpu.RefusedError, as of Ensure.
 func (m *Manager) ClearMIG(ctx context.Context, uuid gpu.UUID) (err error) {
 	defer wrap(&err, "use GPU %s whole", uuid)
 	v, err := m.visit(ctx, "whole", uuid)
@@ -21,6 +21,7 @@ func (m *Manager) ClearMIG(ctx context.Context, uuid gpu.UUID) (err error) {
 	}
 	defer v.end(&err)
 	defer v.schedule()
+	v.want = gpu.Whole{GPU: uuid}
 	err = v.look()
 	if err == nil {
 		err = v.readSwitched()
@@ -51,14 +52,14 @@ func (m *Manager) ClearMIG(ctx context.Context, uuid gpu.UUID) (err error) {
 func (v *visit) mayBeWhole() error {
 	for _, o := range v.ours {
 		if holder := v.m.describeClaimOn(o.Partition); holder != "" && o.complete() {
-			return fmt.Errorf("it is divided: %s holds %s", holder, instanceName(*o.instance))
+			return fmt.Errorf("%w: %s holds %s", ErrHeld, holder, instanceName(*o.instance))
 		}
 	}
 	if len(v.others) > 0 {
-		return fmt.Errorf("it is divided by others than Tessera: there are %s; have whoever made them destroy them (nvidia-smi mig -i %s -dci; nvidia-smi mig -i %s -dgi)", v.describe(), v.uuid, v.uuid)
+		return v.refused(fmt.Errorf("it is divided by others than Tessera: there are %s; have whoever made them destroy them (nvidia-smi mig -i %s -dci; nvidia-smi mig -i %s -dgi)", v.describe(), v.uuid, v.uuid))
 	}
 	if !v.switched {
-		return fmt.Errorf("MIG mode is on, and Tessera didn't switch it on: switch it off (nvidia-smi -i %s -mig 0)", v.uuid)
+		return v.refused(fmt.Errorf("MIG mode is on, and Tessera didn't switch it on: switch it off (nvidia-smi -i %s -mig 0)", v.uuid))
 	}
 	return nil
 }
