@@ -22,6 +22,14 @@ import (
 // ErrUnavailable says that no supervisor answers on this node.
 var ErrUnavailable = errors.New("the MPS supervisor of this node does not answer: look at the node's pod of the DaemonSet tessera-mps")
 
+// ErrDaemonFails says that the supervisor has run a daemon's program, and the daemon has not
+// started, or takes no commands. The cause may be its devices.
+var ErrDaemonFails = errors.New("the MPS daemon doesn't work")
+
+// DaemonFails is the code of this error on the wire. Supervisors of earlier releases don't
+// use it.
+const DaemonFails = codes.Aborted
+
 // Client asks the supervisor of the node. It may be used by several goroutines.
 // Each call makes a connection, so a supervisor that was restarted is found at once.
 type Client struct {
@@ -43,9 +51,9 @@ func Dial(socket string) (*Client, error) {
 // other devices is stopped and started again. If a daemon of this name is being
 // stopped, Ensure waits for its end. Idempotent.
 //
-// A daemon that can't be started is not kept; the error says why. A supervisor
-// that isn't there is waited for, since it may be starting: the kubelet's next try
-// would come a minute later.
+// A daemon that can't be started is not kept; the error says why, and wraps ErrDaemonFails
+// if its program was run. A supervisor that isn't there is waited for, since it may be
+// starting: the kubelet's next try would come a minute later.
 func (c *Client) Ensure(ctx context.Context, d Daemon) (State, error) {
 	var state State
 	err := c.call(ctx, patience, func(s mpspb.SupervisorClient) error {
@@ -181,11 +189,15 @@ func (c *Client) call(ctx context.Context, wait time.Duration, f func(mpspb.Supe
 	if ctx.Err() != nil && err != nil {
 		return ctx.Err()
 	}
-	if s, ok := status.FromError(err); ok && err != nil {
-		if s.Code() == codes.Unavailable {
-			return fmt.Errorf("%w (%s: %s)", ErrUnavailable, c.socket, s.Message())
-		}
+	s, ok := status.FromError(err)
+	switch {
+	case !ok || err == nil:
+		return err
+	case s.Code() == codes.Unavailable:
+		return fmt.Errorf("%w (%s: %s)", ErrUnavailable, c.socket, s.Message())
+	case s.Code() == DaemonFails:
+		return fmt.Errorf("%w: %s", ErrDaemonFails, s.Message())
+	default:
 		return errors.New(s.Message())
 	}
-	return err
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
 	"github.com/tessera-dra/tessera/pkg/driverroot"
@@ -38,7 +39,10 @@ func (c *calls) Ensure(ctx context.Context, w *mpspb.Daemon) (*mpspb.State, erro
 	if err == nil {
 		err = await(ctx, done)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, errNotStarted), errors.Is(err, errNoDaemon):
+		return nil, status.Error(mps.DaemonFails, err.Error())
+	case err != nil:
 		return nil, err
 	}
 	return mps.StateToWire(state), nil

@@ -187,11 +187,11 @@ func (d *driver) start(ctx context.Context, want mps.Daemon, at place) (int, err
 		return 0, err
 	}
 	if err := cmd.Wait(); err != nil {
-		return 0, fmt.Errorf("%s refused to start for %v: %w", program, want.Devices, withLog(err, at))
+		return 0, fmt.Errorf("%w: %s refused to start for %v: %w", errNotStarted, program, want.Devices, withLog(err, at))
 	}
 	data, err := os.ReadFile(at.pidFile())
 	if err != nil {
-		return 0, fmt.Errorf("%s started and left no pid file: %w", program, withLog(err, at))
+		return 0, fmt.Errorf("%w: %s started and left no pid file: %w", errNotStarted, program, withLog(err, at))
 	}
 	pid, err := parsePID(data)
 	if err != nil {
@@ -200,6 +200,9 @@ func (d *driver) start(ctx context.Context, want mps.Daemon, at place) (int, err
 	protect(pid) // its server starts later and inherits this
 	return pid, nil
 }
+
+// errNotStarted says that the daemon's program was run, and there is no daemon.
+var errNotStarted = errors.New("no daemon")
 
 // protect has the process not be first in line when the node runs out of memory: all
 // clients depend on the daemon and its server.

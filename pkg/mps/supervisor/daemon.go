@@ -171,7 +171,7 @@ func (s *Supervisor) launch(ctx context.Context, r *mps.Record, at place, watch 
 	s.cfg.Steps.Reached("start.launched")
 	start, ok := startOf(pid)
 	if !ok {
-		return withLog(errors.New("it ended as soon as it had started"), at)
+		return withLog(fmt.Errorf("%w: it ended as soon as it had started", errNotStarted), at)
 	}
 	r.PID, r.Start, r.BootID = pid, start, s.boot
 	if err := writeRecord(at.record(), *r); err != nil {

@@ -295,19 +295,21 @@ func TestRefusalReachesTheCaller(t *testing.T) {
 	for name, tc := range map[string]struct {
 		damage func(*node)
 		want   string
+		// fails: the daemon does, and its devices may be the cause.
+		fails bool
 	}{
-		"it says why":      {func(n *node) { n.put("refuse", "An instance of this daemon is already running\n") }, "already running"},
-		"no program":       {func(n *node) { n.drop("bin/" + program) }, "this driver installation has no nvidia-cuda-mps-control"},
-		"no driver":        {func(n *node) { n.drop("lib64/libnvidia-ml.so.1") }, "no NVIDIA driver at the --driver-root"},
-		"limits not taken": {func(n *node) { n.put("limitless", "") }, "didn't take the limits"},
+		"it says why":      {func(n *node) { n.put("refuse", "An instance of this daemon is already running\n") }, "already running", true},
+		"no program":       {func(n *node) { n.drop("bin/" + program) }, "this driver installation has no nvidia-cuda-mps-control", false},
+		"no driver":        {func(n *node) { n.drop("lib64/libnvidia-ml.so.1") }, "no NVIDIA driver at the --driver-root", false},
+		"limits not taken": {func(n *node) { n.put("limitless", "") }, "didn't take the limits", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			tc.damage(n)
 			n.start("")
 			_, err := n.Ensure(t.Context(), one("a"))
-			if err == nil || !strings.Contains(err.Error(), tc.want) || errors.Is(err, mps.ErrUnavailable) {
-				t.Errorf("got %v, want one with %q", err, tc.want)
+			if err == nil || !strings.Contains(err.Error(), tc.want) || errors.Is(err, mps.ErrUnavailable) || errors.Is(err, mps.ErrDaemonFails) != tc.fails {
+				t.Errorf("got %v, want one with %q; the daemon fails: %v", err, tc.want, tc.fails)
 			}
 			if left := n.list(); len(left) > 0 {
 				t.Errorf("listed: %+v", left)

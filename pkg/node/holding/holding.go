@@ -276,6 +276,18 @@ func (r Record) Daemon(g Holding) string {
 	}
 }
 
+// Daemons are the names of the MPS daemons that the record's processes are clients of, each
+// once.
+func (r Record) Daemons() []string {
+	var names []string
+	for _, g := range r.Holdings {
+		if name := r.Daemon(g); name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // OwnDaemonName is the name that an MPS daemon of the claim's own has.
 func (r Record) OwnDaemonName() string { return claimDaemonPrefix + r.ClaimUID }
 

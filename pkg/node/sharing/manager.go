@@ -2,6 +2,7 @@ package sharing
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -16,6 +17,14 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/notify"
 	"github.com/tessera-dra/tessera/pkg/nvml"
+)
+
+const (
+	// failsFor is how long a daemon may fail before claims are refused: as long as before the
+	// GPU has the condition MPSDaemonFailed (pkg/health).
+	failsFor = 10 * time.Second
+	// tryAgainAfter is the pause before the next attempt of a Join.
+	tryAgainAfter = time.Second
 )
 
 // Hardware reads and sets compute modes (*nvml.Session). Errors wrap the sentinels of
@@ -188,7 +197,8 @@ func (m *Manager) conditions() map[gpu.UUID][]gpu.Condition {
 // the daemons' names. Idempotent. The caller has created the claim's partitions and keeps them
 // until Leave. Until Join begins, Run starts no daemon for the claim.
 //
-// After an error, Leave or Run takes down the part that was set up.
+// After an error, Leave or Run takes down the part that was set up. The error may be a
+// gpu.RefusedError after one attempt; JoinPatiently makes more.
 func (m *Manager) Join(ctx context.Context, r holding.Record, instances map[gpu.Partition]gpu.Instance) (map[string]gpu.MPSDirs, error) {
 	m.remember(r, instances)
 	err := agenda.Each(r.GPUs(), func(uuid gpu.UUID) error { return m.know(ctx, uuid) })
@@ -216,6 +226,29 @@ func (m *Manager) Join(ctx context.Context, r holding.Record, instances map[gpu.
 		maps.Copy(all, dirs)
 	}
 	return all, nil
+}
+
+// JoinPatiently is Join for a claim that is being prepared. It tries a second time if the
+// hardware refuses, and as often as it takes while a daemon doesn't start, until its clients
+// have not been served for ten seconds: then it returns a gpu.RefusedError. For a claim that no
+// container has yet, isNew, it also waits in this way for a daemon that runs and is known not
+// to serve.
+func (m *Manager) JoinPatiently(ctx context.Context, r holding.Record, instances map[gpu.Partition]gpu.Instance, isNew bool) (map[string]gpu.MPSDirs, error) {
+	began := time.Now()
+	for attempt := 1; ; attempt++ {
+		dirs, err := m.Join(ctx, r, instances)
+		if err == nil && isNew {
+			return dirs, m.awaitServed(ctx, r)
+		}
+		if err == nil || !m.mayTryAgain(r, err, attempt, began) {
+			return dirs, err
+		}
+		select {
+		case <-time.After(tryAgainAfter):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("try again after %q: %w", err.Error(), context.Cause(ctx))
+		}
+	}
 }
 
 // EnsureUnshared stops the daemons that no claim needs on the GPUs, and restores

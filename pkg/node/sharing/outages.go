@@ -3,6 +3,7 @@ package sharing
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -232,11 +233,52 @@ func (m *Manager) DaemonFaults(uuid gpu.UUID) ([]health.DaemonFault, bool) {
 	}
 	var faults []health.DaemonFault
 	for _, name := range m.faulty() {
-		if o, w := m.outages[name], n.daemons[name]; w != nil && slices.Contains(w.gpus(), uuid) && !serves(m.watch.found[name]) {
+		if o, w := m.faultOf(name), n.daemons[name]; o != nil && w != nil && slices.Contains(w.gpus(), uuid) {
 			faults = append(faults, health.DaemonFault{Since: o.since, Message: o.message})
 		}
 	}
 	return faults, true
+}
+
+// awaitServed waits for the record's daemons whose clients are known not to be served.
+func (m *Manager) awaitServed(ctx context.Context, r holding.Record) error {
+	for _, name := range r.Daemons() {
+		since, why := m.fault(name)
+		if since.IsZero() {
+			continue
+		}
+		waiting, cancel := context.WithDeadline(ctx, since.Add(failsFor))
+		err := m.mu.Wait(waiting, func() bool { return m.faultOf(name) == nil })
+		cancel()
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return fmt.Errorf("wait until MPS clients are served (%s): %w", why, context.Cause(ctx))
+		default:
+			return refused(r, name, errors.New(why))
+		}
+	}
+	return nil
+}
+
+// fault returns since when a daemon's clients are known not to be served, and why; zero if they
+// are, or the supervisor doesn't report it.
+func (m *Manager) fault(daemon string) (since time.Time, why string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if o := m.faultOf(daemon); o != nil {
+		return o.since, o.message
+	}
+	return time.Time{}, ""
+}
+
+// faultOf returns the outage of a daemon whose clients are known not to be served, nil if they
+// are. Needs the lock.
+func (m *Manager) faultOf(daemon string) *outage {
+	if o := m.outages[daemon]; m.watch.current && o != nil && o.message != "" && !serves(m.watch.found[daemon]) {
+		return o
+	}
+	return nil
 }
 
 // DaemonFaultsChanged has something after a fault that DaemonFaults returns has begun or

@@ -113,7 +113,7 @@ func (v *visit) setMode(ctx context.Context, uuid gpu.UUID) error {
 func (v *visit) leaveMode(ctx context.Context, s holding.Settings, mode nvml.ComputeMode) (bool, error) {
 	switch {
 	case mode == nvml.ComputeProhibited && !s.Closed:
-		return true, fmt.Errorf("the compute mode of the GPU is %s, which lets no process use it, and Tessera didn't set that: have whoever did set another (nvidia-smi -i %s -c DEFAULT)", mode, s.GPU)
+		return true, judgeMode(s.GPU, fmt.Errorf("the compute mode of the GPU is %s, which lets no process use it, and Tessera didn't set that: have whoever did set another (nvidia-smi -i %s -c DEFAULT)", mode, s.GPU))
 	case mode == nvml.ComputeExclusiveThread:
 		return true, nil
 	case mode == nvml.ComputeDefault && s.ComputeModeBefore != "":
@@ -203,7 +203,10 @@ func (v *visit) writeMode(uuid gpu.UUID, mode nvml.ComputeMode) error {
 	began := time.Now()
 	err := v.m.hw.SetComputeMode(uuid, mode)
 	v.m.observe("mode", began, err)
-	return err
+	if err != nil {
+		return judgeMode(uuid, err)
+	}
+	return nil
 }
 
 // restoreMode restores the compute mode, unless somebody else has changed it since.

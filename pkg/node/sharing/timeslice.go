@@ -18,6 +18,10 @@ import (
 // errNoTimeSlices says that this GPU, or its driver, has no intervals to set.
 var errNoTimeSlices = errors.New("the length of a time slice can't be set on this GPU with this driver: ask for interval Default, or for none")
 
+// IsUnsupported reports whether an error of Join says that the claim asks for a setting that the
+// GPU, or its driver, doesn't have.
+func IsUnsupported(err error) bool { return errors.Is(err, errNoTimeSlices) }
+
 // intervalNumber returns nvidia-smi's number of an interval.
 func intervalNumber(interval string) (int, bool) {
 	switch interval {

@@ -41,7 +41,8 @@ func (v *visit) explain(err error) error {
 	return fmt.Errorf("share GPU %s: %w", v.uuids[0], err)
 }
 
-// join applies what claims need to the GPUs, and starts the daemons of the claim r.
+// join applies what claims need to the GPUs, and starts the daemons of the claim r. It returns a
+// gpu.RefusedError for a daemon that doesn't start, and for a compute mode that can't be set.
 func (v *visit) join(ctx context.Context, r holding.Record) (map[string]gpu.MPSDirs, error) {
 	if err := v.applyNeeds(ctx); err != nil {
 		return nil, err
@@ -53,6 +54,9 @@ func (v *visit) join(ctx context.Context, r holding.Record) (map[string]gpu.MPSD
 			continue
 		}
 		s, err := v.m.ensure(ctx, name)
+		if errors.Is(err, mps.ErrDaemonFails) {
+			return nil, refused(r, name, err)
+		}
 		if err != nil {
 			return nil, err
 		}
