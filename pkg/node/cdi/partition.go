@@ -18,12 +18,12 @@ import (
 // partitionEdits returns the node of the GPU and the two capabilities that a
 // process needs to use a GPU in MIG mode: one of the GPU instance, one of its
 // compute instance.
-func (s *Specs) partitionEdits(d *Driver, dev device, uuid gpu.UUID, i gpu.Instance) (specs.ContainerEdits, error) {
+func (s *Specs) partitionEdits(d *Driver, dev device, p gpu.Partition, i gpu.Instance) (specs.ContainerEdits, error) {
 	if i.UUID == "" || i.ComputeInstanceID == gpu.NoComputeInstance {
-		return specs.ContainerEdits{}, fmt.Errorf("GPU instance %d of GPU %s is not a MIG device: it has no compute instance that takes all of it",
-			i.GPUInstanceID, uuid)
+		return specs.ContainerEdits{}, refused(p, fmt.Errorf("GPU instance %d of GPU %s is not a MIG device: it has no compute instance that takes all of it",
+			i.GPUInstanceID, p.GPU))
 	}
-	minor, err := minorOf(d, uuid)
+	minor, err := minorOf(d, p.GPU)
 	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
@@ -39,7 +39,7 @@ func (s *Specs) partitionEdits(d *Driver, dev device, uuid gpu.UUID, i gpu.Insta
 	} {
 		node, err := s.capability(filepath.Join(d.ProcRoot, access), major)
 		if err != nil {
-			return specs.ContainerEdits{}, err
+			return specs.ContainerEdits{}, refused(p, err)
 		}
 		edits.DeviceNodes = append(edits.DeviceNodes, node)
 	}

@@ -1,6 +1,7 @@
 package cdi_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -122,17 +123,23 @@ func TestPartitionErrors(t *testing.T) {
 	incomplete.Instance.UUID, incomplete.Instance.ComputeInstanceID = "", gpu.NoComputeInstance
 	unknown := one
 	unknown.Instance.GPUInstanceID = 99
+	whole := prepared{Device: gpu.Whole{GPU: driver.GPUs[3].UUID}}
+	ofPartition := "give its " + one.Instance.Profile + " partition to containers"
 	proc := filepath.Join(installed.Root, "proc")
 	for name, tc := range map[string]struct {
 		given prepared
 		aside string
 		says  string
+		// deed is what the GPU can't do; empty: it isn't the GPU's fault.
+		deed string
 	}{
-		"no compute instance":    {incomplete, "", "not a MIG device"},
-		"no such instance":       {unknown, "", filepath.Join(proc, "driver/nvidia/capabilities/gpu3/mig/gi99/access")},
-		"no capability":          {one, "driver/nvidia/capabilities/gpu3/mig/gi" + strconv.Itoa(one.Instance.GPUInstanceID) + "/ci0/access", "ci0/access"},
-		"no device numbers":      {one, "devices", filepath.Join(proc, "devices")},
-		"the GPU's node is gone": {one, "../dev/nvidia3", filepath.Join(installed.Root, "dev/nvidia3")},
+		"no compute instance":    {incomplete, "", "not a MIG device", ofPartition},
+		"no such instance":       {unknown, "", filepath.Join(proc, "driver/nvidia/capabilities/gpu3/mig/gi99/access"), ofPartition},
+		"no capability":          {one, "driver/nvidia/capabilities/gpu3/mig/gi" + strconv.Itoa(one.Instance.GPUInstanceID) + "/ci0/access", "ci0/access", ofPartition},
+		"no device numbers":      {one, "devices", filepath.Join(proc, "devices"), ""},
+		"the GPU's node is gone": {one, "../dev/nvidia3", filepath.Join(installed.Root, "dev/nvidia3"), ofPartition},
+		"that of a whole GPU":    {whole, "../dev/nvidia3", filepath.Join(installed.Root, "dev/nvidia3"), "be given to containers"},
+		"a node of all GPUs":     {whole, "../dev/nvidiactl", filepath.Join(installed.Root, "dev/nvidiactl"), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tc.aside != "" {
@@ -145,6 +152,10 @@ func TestPartitionErrors(t *testing.T) {
 			_, err := s.Write(given(t, driver, "claim-1", tc.given))
 			if err == nil || !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("got %v, want an error that says %q", err, tc.says)
+			}
+			refused, ok := errors.AsType[*gpu.RefusedError](err)
+			if ok != (tc.deed != "") || ok && (refused.Deed != tc.deed || !slices.Equal(refused.Silicon, []gpu.Device{tc.given.Device})) {
+				t.Errorf("the GPU refuses: %+v, want that it can't %q", refused, tc.deed)
 			}
 			if claims, _ := s.Claims(); len(claims) != 0 {
 				t.Errorf("a failed write left specifications of %v", claims)

@@ -85,7 +85,8 @@ func New(cfg Config) *Specs {
 // kubelet identifies the device by it in the pod's status. Devices have the names of
 // holding.Record.CDIDevices. When it returns, the file and the common one are
 // complete, and every device node, library and directory that they name is on
-// the host; otherwise the error names what is missing. Capabilities of a
+// the host; otherwise the error names what is missing, and is a gpu.RefusedError if that is
+// something of the device's GPU alone. Capabilities of a
 // partition are read from the driver each time: a partition that was created
 // again is another instance. Writing the same again is cheap and changes
 // nothing.
@@ -165,11 +166,20 @@ func (c *computed) check(h driverroot.Host, d *Driver, devices map[gpu.DeviceNam
 		}
 		for _, name := range sortedNames(devices) {
 			if err := c.checkDevice(d, devices[name]); err != nil {
-				return fmt.Errorf("device %s: %w", name, err)
+				return fmt.Errorf("device %s: %w", name, refused(devices[name].Base(), err))
 			}
 		}
 		return nil
 	})
+}
+
+// refused returns the error as a refusal of the silicon.
+func refused(silicon gpu.Device, err error) error {
+	deed := "be given to containers"
+	if p, ok := silicon.(gpu.Partition); ok {
+		deed = fmt.Sprintf("give its %s partition to containers", p.Profile)
+	}
+	return &gpu.RefusedError{Silicon: []gpu.Device{silicon}, Deed: deed, Err: err}
 }
 
 // checkDevice returns an error if a path in a device's edits isn't on the host.
@@ -272,7 +282,7 @@ func (s *Specs) editsOf(d *Driver, c *computed, claim holding.Realized, g holdin
 // partition.
 func (s *Specs) siliconEdits(d *Driver, dev device, claim holding.Realized, g holding.Holding) (specs.ContainerEdits, error) {
 	if p, ok := g.Base().(gpu.Partition); ok {
-		return s.partitionEdits(d, dev, p.GPU, claim.Instances[p])
+		return s.partitionEdits(d, dev, p, claim.Instances[p])
 	}
 	if g.Share != nil {
 		return dev.parent(), nil
