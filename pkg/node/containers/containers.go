@@ -184,7 +184,7 @@ func (c *Containers) waitMounts(ctx context.Context, claimUID string, d *deleted
 	}
 	d.watches = nil
 	for d.unwatched {
-		mounted, err := c.isMounted(claimUID)
+		mounted, err := c.IsMounted(claimUID)
 		if err != nil {
 			return err
 		}
@@ -198,8 +198,9 @@ func (c *Containers) waitMounts(ctx context.Context, claimUID string, d *deleted
 	return nil
 }
 
-// isMounted reports whether any process sees a mark of the claim.
-func (c *Containers) isMounted(claimUID string) (bool, error) {
+// IsMounted reports whether any process sees a mark of the claim: a container with the claim
+// runs. It scans the host's processes.
+func (c *Containers) IsMounted(claimUID string) (bool, error) {
 	mounts, err := c.scan()
 	return slices.ContainsFunc(mounts, func(m mount) bool { return m.claimUID == claimUID }), err
 }

@@ -185,15 +185,37 @@ func (f *Facts) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 	return nil, gpu.GPU{}, fmt.Errorf("this node has no GPU %s now", device.Parent())
 }
 
-// Dead returns an error for a GPU that doesn't answer. Other problems of a GPU are
+// Dead returns an error for a GPU that doesn't answer, a DeadError. Other problems of a GPU are
 // judged by those who know more of it.
 func Dead(g gpu.GPU) error {
 	for _, c := range g.Conditions {
 		if c.Type == gpu.Lost || c.Type == gpu.Unreadable || c.Type == gpu.NotResponding {
-			return fmt.Errorf("GPU %s is %s: %s", g.UUID, c.Type, c.Message)
+			return DeadError{g.UUID, c.Type, c.Message}
 		}
 	}
 	return nil
+}
+
+// DeadError says that a GPU doesn't answer.
+type DeadError struct {
+	GPU     gpu.UUID
+	Type    gpu.ConditionType
+	Message string
+}
+
+func (e DeadError) Error() string { return fmt.Sprintf("GPU %s is %s: %s", e.GPU, e.Type, e.Message) }
+
+// With returns the GPUs that have a condition of this type.
+func (f *Facts) With(t gpu.ConditionType) []gpu.UUID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []gpu.UUID
+	for _, g := range f.node.GPUs {
+		if slices.ContainsFunc(g.Conditions, func(c gpu.Condition) bool { return c.Type == t }) {
+			all = append(all, g.UUID)
+		}
+	}
+	return all
 }
 
 // Trouble returns nil while there are GPUs to serve, or could be.
@@ -221,6 +243,10 @@ func (f *Facts) absence() string {
 	return "the GPUs of this node have not been read yet"
 }
 
+// ErrNodeUnseen begins the reason why no claim may be prepared while the API server has not
+// shown the Node.
+var ErrNodeUnseen = errors.New("no claim is prepared before the API server has shown Node")
+
 // MayPrepare returns the reason why no claim may be prepared on the node now: another driver
 // serves the GPUs, or the Node, which shows a device plugin, hasn't been read yet. Claims that
 // are prepared keep their devices, and are restored and unprepared as usual.
@@ -231,7 +257,7 @@ func (f *Facts) MayPrepare() error {
 	case other != "":
 		return fmt.Errorf("no claim is prepared here: %s", other)
 	case !f.seen:
-		return fmt.Errorf("no claim is prepared before the API server has shown Node %s: a device plugin may serve its GPUs", f.nodeName)
+		return fmt.Errorf("%w %s: a device plugin may serve its GPUs", ErrNodeUnseen, f.nodeName)
 	default:
 		return nil
 	}

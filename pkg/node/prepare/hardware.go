@@ -12,21 +12,19 @@ import (
 	"github.com/tessera-dra/tessera/pkg/node/holding"
 )
 
-// readyDevices makes the devices of a recorded claim ready for its containers: it
-// creates partitions, switches MIG mode off on GPUs that the claim has whole, and sets up daemons
-// and settings. On an error, the created parts stay.
+// readyDevices makes the silicon of a recorded claim's devices ready: it creates partitions, and
+// switches MIG mode off on GPUs that the claim has whole. On an error, the created parts stay.
 func (p *Preparer) readyDevices(ctx context.Context, r holding.Record) (holding.Realized, error) {
 	realized := holding.Realized{Record: r}
 	err := p.awaitDaemonEnds(ctx, r)
 	if err != nil {
-		return realized, failedAt(stepSharing, err)
+		return realized, failedAt(ctx, stepSharing, err)
 	}
 	if realized.Instances, err = p.readyAll(ctx, r.Holdings); err != nil {
-		return realized, failedAt(stepHardware, err)
+		return realized, failedAt(ctx, stepHardware, err)
 	}
 	p.cfg.Steps.Reached("prepare.ready")
-	realized.Daemons, err = p.setUpSharing(ctx, realized)
-	return realized, failedAt(stepSharing, err)
+	return realized, nil
 }
 
 // awaitDaemonEnds waits for the ends of MPS daemons on GPUs that the claim is to have
@@ -44,7 +42,7 @@ func (p *Preparer) awaitDaemonEnds(ctx context.Context, r holding.Record) error 
 }
 
 // readyAll makes the silicon of the holdings ready, and returns the instances of partitions:
-// different GPUs at once, one GPU in order.
+// different GPUs at once, one GPU in order. What the hardware refuses is tried twice.
 func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (map[gpu.Partition]gpu.Instance, error) {
 	made := make(chan map[gpu.Partition]gpu.Instance, len(holdings))
 	group, ctx := errgroup.WithContext(ctx)
@@ -56,6 +54,9 @@ func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (ma
 					return err // the caller no longer waits for the rest
 				}
 				instance, err := p.readyDevice(ctx, g)
+				if err != nil {
+					instance, err = p.readyAgain(ctx, g, err)
+				}
 				if err != nil {
 					return fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
 				}
@@ -98,14 +99,15 @@ func (p *Preparer) readyDevice(ctx context.Context, g holding.Holding) (gpu.Inst
 	}
 }
 
-// setUpSharing sets up what the claim shares, if it shares anything.
-func (p *Preparer) setUpSharing(ctx context.Context, realized holding.Realized) (map[string]gpu.MPSDirs, error) {
+// setUpSharing sets up daemons and settings of a claim that is being prepared, if it shares
+// anything. before: containers may have the claim.
+func (p *Preparer) setUpSharing(ctx context.Context, realized holding.Realized, before bool) (map[string]gpu.MPSDirs, error) {
 	if !realized.Shares() {
 		return nil, nil //nolint:nilnil // no daemons
 	}
-	dirs, err := p.cfg.Sharing.Join(ctx, realized.Record, realized.Instances)
+	dirs, err := p.cfg.Sharing.JoinPatiently(ctx, realized.Record, realized.Instances, !before)
 	if err != nil {
-		return nil, fmt.Errorf("set up what the claim shares: %w", err)
+		return nil, failedAt(ctx, stepSharing, fmt.Errorf("set up what the claim shares: %w", err))
 	}
 	p.cfg.Steps.Reached("prepare.joined")
 	return dirs, nil

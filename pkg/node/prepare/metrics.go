@@ -27,10 +27,13 @@ func newMetrics(registerer prometheus.Registerer, j *journal.Journal) *metrics {
 	failures := f.NewCounterVec(prometheus.CounterOpts{
 		Name: "tessera_prepare_failures_total",
 		Help: "Failed prepares of claims, by reason: held (another claim has the device), refused (no retry can mend it), stopped (time was over, or the claim was unprepared), " +
-			"state (records on disk), hardware (MIG), sharing (MPS, compute mode, time slices), cdi, other. The kubelet tries again.",
-	}, []string{"reason"})
-	for _, r := range []string{"held", "refused", "stopped", string(stepState), string(stepHardware), string(stepSharing), string(stepCDI), "other"} {
-		failures.WithLabelValues(r) // so that the first failure is an increase
+			"state (records on disk), hardware (MIG), sharing (MPS, compute mode, time slices), cdi, other; " +
+			"and by class, whose failure it is: device, node, claim, moment (it may be over at the next try). The kubelet tries again.",
+	}, []string{"reason", "class"})
+	for reason, classes := range classesOf() {
+		for _, c := range classes {
+			failures.WithLabelValues(reason, string(c)) // so that the first failure is an increase
+		}
 	}
 	return &metrics{
 		failures: failures,

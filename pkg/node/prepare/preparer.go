@@ -70,6 +70,8 @@ type Preparer struct {
 	excluded sync.Map
 	calls    *calls
 	metrics  *metrics
+	// outcomes are of claims that were refused a device, or given one that others were refused.
+	outcomes chan Outcome
 	// load is the current load of the driver; nil: not known yet.
 	load atomic.Pointer[health.Load]
 }
@@ -77,7 +79,7 @@ type Preparer struct {
 // New builds a Preparer; Recover has to run before the first Prepare.
 func New(c Config) *Preparer {
 	return &Preparer{
-		cfg: c, calls: newCalls(),
+		cfg: c, calls: newCalls(), outcomes: make(chan Outcome, mostOutcomes),
 		metrics: newMetrics(c.Registerer, c.Journal),
 	}
 }
@@ -134,7 +136,7 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 	}
 	grants, err := claim.Read(c, p.cfg.Driver, p.cfg.Pool)
 	if err != nil {
-		return nil, err
+		return nil, failure{err, stepOther, ofClaim}
 	}
 	want, err := p.newRecord(c, grants)
 	if err != nil {
@@ -173,7 +175,7 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 		defer unlock()
 		// holding.Claims.InUse may have counted the record until its write failed. A claim that was
 		// unprepared in that time didn't destroy a shared partition, so the undo has to.
-		return r, false, nil, p.undo(ctx, want.ClaimUID, before, failedAt(stepState, err))
+		return r, false, nil, p.undo(ctx, want.ClaimUID, before, failedAt(ctx, stepState, err))
 	}
 	p.cfg.Journal.ResetPhase(want.ClaimUID)
 	p.cfg.Steps.Reached("prepare.recorded")
@@ -187,11 +189,11 @@ func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bo
 	if have.IsOf(p.cfg.BootID) {
 		same := slices.EqualFunc(have.Holdings, want.Holdings, holding.Holding.Same)
 		if !same && have.GivenUp != nil {
-			return have.Record, true, fmt.Errorf("the claim was allocated again (%s) before the end of its previous devices (%s): %w", describeHoldings(want.Holdings), describeHoldings(have.Holdings), errGivenUp)
+			return have.Record, true, fmt.Errorf("%w (%s) before the end of its previous devices (%s): %w", errReallocated, describeHoldings(want.Holdings), describeHoldings(have.Holdings), errGivenUp)
 		}
 		if !same {
-			return have.Record, true, fmt.Errorf("the claim was allocated again (%s) while the kubelet still has it prepared with its previous devices (%s); this ends when the kubelet unprepares the claim: delete the pod",
-				describeHoldings(want.Holdings), describeHoldings(have.Holdings))
+			return have.Record, true, fmt.Errorf("%w (%s) while the kubelet still has it prepared with its previous devices (%s); this ends when the kubelet unprepares the claim: delete the pod",
+				errReallocated, describeHoldings(want.Holdings), describeHoldings(have.Holdings))
 		}
 		err := p.addPods(&have, want.Pods)
 		return have.Record, true, err
@@ -216,23 +218,43 @@ func (p *Preparer) addPods(c *holding.Claim, pods []holding.Pod) error {
 	return p.cfg.Journal.Put(c.Record)
 }
 
+// errReallocated says that the claim was prepared with other devices before.
+var errReallocated = errors.New("the claim was allocated again")
+
 // realize has the hardware make what the record says, and writes the spec. The
 // claim's lock is held.
 func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (map[gpu.DeviceName][]string, error) {
 	realized, err := p.readyDevices(ctx, r)
 	if err == nil {
-		err = failedAt(stepSharing, p.ensureUnshared(ctx, r))
+		realized.Daemons, err = p.setUpSharing(ctx, realized, before)
+	}
+	if err == nil {
+		err = failedAt(ctx, stepSharing, p.ensureUnshared(ctx, r))
 	}
 	if err != nil {
-		return nil, p.undo(ctx, r.ClaimUID, before, err)
+		return nil, p.fail(ctx, r, before, err)
 	}
 	ids, err := p.cfg.Specs.Write(realized)
 	if err != nil {
-		return nil, p.undo(ctx, r.ClaimUID, before, failedAt(stepCDI, fmt.Errorf("write the CDI spec of the claim: %w", err)))
+		return nil, p.fail(ctx, r, before, failedAt(ctx, stepCDI, fmt.Errorf("write the CDI spec of the claim: %w", err)))
 	}
 	p.cfg.Steps.Reached("prepare.written")
+	p.noteGiven(r, before)
 	p.notifyPrepared(realized)
 	return ids, nil
+}
+
+// fail ends a prepare: it notes what was refused, and undoes the rest.
+func (p *Preparer) fail(ctx context.Context, r holding.Record, before bool, err error) error {
+	p.noteRefused(ctx, r, before, err)
+	return p.undo(ctx, r.ClaimUID, before, err)
+}
+
+// noteGiven notes that a claim was given devices of GPUs that refuse some, for Outcomes.
+func (p *Preparer) noteGiven(r holding.Record, before bool) {
+	if refusing := p.cfg.Facts.With(gpu.PrepareFailed); refusing != nil {
+		p.noteGivenOn(refusing, r, before)
+	}
 }
 
 // notifyPrepared queues a write of the claim's status if it has MIG devices or MPS limits.
@@ -333,28 +355,37 @@ const (
 	stepHardware step = "hardware"
 	stepSharing  step = "sharing"
 	stepCDI      step = "cdi"
+	stepOther    step = "other"
 )
 
-// stepError is an error with the step that failed.
-type stepError struct {
+// failure is the error of a prepare, with the step that failed and the class: those of the cause,
+// whatever went wrong after it.
+type failure struct {
 	error
-	step step
+
+	step  step
+	class class
 }
 
-func (e stepError) Unwrap() error { return e.error }
+func (f failure) Unwrap() error { return f.error }
 
-// failedAt returns the error with the step; nil for nil.
-func failedAt(s step, err error) error {
+// failedAt returns the error of a step as a failure; nil for nil. If the call has ended, the
+// error may only say so.
+func failedAt(ctx context.Context, s step, err error) error {
 	if err == nil {
 		return nil
 	}
-	return stepError{err, s}
+	c := classOf(err)
+	if c == ofNode && ctx.Err() != nil {
+		c = ofMoment
+	}
+	return failure{err, s, c}
 }
 
 func (m *metrics) prepared(start time.Time, err error) {
 	m.prepare.WithLabelValues(result(err)).Observe(time.Since(start).Seconds())
 	if err != nil {
-		m.failures.WithLabelValues(result(err)).Inc()
+		m.failures.WithLabelValues(result(err), string(classOf(err))).Inc()
 	}
 }
 
@@ -374,8 +405,8 @@ func result(err error) string {
 	case errors.Is(err, errUnprepared), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return "stopped"
 	}
-	if e, ok := errors.AsType[stepError](err); ok {
-		return string(e.step)
+	if f, ok := errors.AsType[failure](err); ok {
+		return string(f.step)
 	}
-	return "other"
+	return string(stepOther)
 }

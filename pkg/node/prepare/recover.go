@@ -105,6 +105,9 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 		return err
 	}
 	realized, err := p.readyDevices(ctx, r)
+	if err == nil {
+		realized.Daemons, err = p.restoreSharing(ctx, realized)
+	}
 	if err != nil {
 		return err
 	}
@@ -114,6 +117,20 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 	p.cfg.Steps.Reached("recover.written")
 	p.notifyPrepared(realized)
 	return nil
+}
+
+// restoreSharing sets up daemons and settings of a prepared claim again. It doesn't wait for a
+// daemon that fails: other claims are to be restored, too.
+func (p *Preparer) restoreSharing(ctx context.Context, realized holding.Realized) (map[string]gpu.MPSDirs, error) {
+	if !realized.Shares() {
+		return nil, nil //nolint:nilnil // no daemons
+	}
+	dirs, err := p.cfg.Sharing.Join(ctx, realized.Record, realized.Instances)
+	if err != nil {
+		return nil, fmt.Errorf("set up what the claim shares: %w", err)
+	}
+	p.cfg.Steps.Reached("prepare.joined")
+	return dirs, nil
 }
 
 // removeSpec is idempotent.

@@ -1,0 +1,91 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/health"
+	"github.com/tessera-dra/tessera/pkg/node/holding"
+)
+
+// mostOutcomes is how many outcomes may wait: more than pods run on a node. Beyond that they are
+// dropped, because the kubelet tries again what was refused.
+const mostOutcomes = 512
+
+// Outcome is the end of a prepare that says something of a GPU: a claim was refused a device, or
+// was given one of a GPU that has the condition PrepareFailed. Claims that containers may already
+// have, and admin access, have none.
+type Outcome struct {
+	GPU gpu.UUID
+	// Device as the claim was allocated it, and the silicon that it needs.
+	Device  gpu.DeviceName
+	Silicon gpu.Device
+	// Problem says why it was refused, after "the GPU": "can't create a 3g.40gb partition: …".
+	// Empty: it was given.
+	Problem string
+	At      time.Time
+	Load    health.Load
+	// Namespace and Pods are the claim's.
+	Namespace string
+	Pods      []holding.Pod
+}
+
+// Outcomes has the outcomes of prepares, in the order in which they ended. It is for one receiver.
+func (p *Preparer) Outcomes() <-chan Outcome { return p.outcomes }
+
+// noteRefused notes an outcome for each device that the claim was refused, by the error.
+func (p *Preparer) noteRefused(ctx context.Context, r holding.Record, before bool, err error) {
+	refused, ok := errors.AsType[*gpu.RefusedError](err)
+	if !ok || errors.Is(context.Cause(ctx), errUnprepared) || p.mayBeInUse(r, before) {
+		return
+	}
+	for _, silicon := range refused.Silicon {
+		p.note(r, silicon, fmt.Sprintf("can't %s: %v", refused.Deed, refused.Err))
+	}
+}
+
+// noteGivenOn notes an outcome for each silicon of the GPUs that the claim was given.
+func (p *Preparer) noteGivenOn(gpus []gpu.UUID, r holding.Record, before bool) {
+	isOn := func(h holding.Holding) bool { return slices.Contains(gpus, h.GPU) }
+	if !slices.ContainsFunc(r.Holdings, isOn) || p.mayBeInUse(r, before) {
+		return
+	}
+	for _, held := range byGPU(r.Holdings) {
+		for _, h := range held {
+			if isOn(h) {
+				p.note(r, h.Base(), "")
+			}
+		}
+	}
+}
+
+// note notes the outcome for silicon of the claim, unless it has only admin access there.
+func (p *Preparer) note(r holding.Record, silicon gpu.Device, problem string) {
+	i := slices.IndexFunc(r.Holdings, func(h holding.Holding) bool { return !h.Admin && h.Base() == silicon })
+	if i < 0 {
+		return
+	}
+	o := Outcome{
+		GPU: silicon.Parent(), Device: r.Holdings[i].Device, Silicon: silicon, Problem: problem,
+		At: time.Now(), Load: p.driverLoad(), Namespace: r.Namespace, Pods: r.Pods,
+	}
+	select {
+	case p.outcomes <- o:
+	default:
+	}
+}
+
+// mayBeInUse reports whether containers may have the claim, which was perhaps prepared before:
+// of other pods, or of the only one if the kubelet has restarted. What is wrong with its devices
+// now is no reason to end it, and that they are there doesn't say that others could have them.
+func (p *Preparer) mayBeInUse(r holding.Record, before bool) bool {
+	if !before || len(r.Pods) > 1 {
+		return before
+	}
+	mounted, err := p.cfg.Containers.IsMounted(r.ClaimUID)
+	return mounted || err != nil
+}
