@@ -33,12 +33,13 @@ type Events interface {
 }
 
 // reportChange writes an event on the GPUInventory for each cause that began or ended, and
-// on the pods that use the GPU for each that keeps new claims off it.
+// on the pods that use the GPU for each that keeps new claims off it. PrepareFailed concerns no
+// pod that runs: SawOutcome writes its events.
 func (m *Monitor) reportChange(uuid gpu.UUID, began, ended []health.Cause) {
 	for _, c := range began {
 		message := fmt.Sprintf("GPU %s: %s", uuid, c.Message)
 		m.cfg.Events.OnNode(corev1.EventTypeWarning, string(c.Type), message)
-		if !(gpu.Condition{Type: c.Type}).Blocks() {
+		if !(gpu.Condition{Type: c.Type}).Blocks() || c.Type == gpu.PrepareFailed {
 			continue
 		}
 		for _, pod := range m.podsOn(gpu.XID{GPU: uuid}) {

@@ -59,8 +59,9 @@ type Config struct {
 	Journal    *journal.Journal
 	Facts      *facts.Facts
 	Containers *containers.Containers
-	// Preparer and Sharing keep claims off a GPU that is reset, and Sharing knows the faults of
-	// MPS daemons. Without a Preparer, GPUs are never reset, and conditions say nothing of it.
+	// Preparer and Sharing keep claims off a GPU that is reset. Preparer has the outcomes of
+	// prepares, and Sharing knows the faults of MPS daemons. Without a Preparer, GPUs are never
+	// reset, and conditions say nothing of it.
 	Preparer *prepare.Preparer
 	Sharing  *sharing.Manager
 	// Readings gets the usage of each GPU while scrapes want it.
@@ -75,7 +76,9 @@ type Monitor struct {
 	cfg     Config
 	metrics *metrics
 	limiter limiter
-	log     *kernelLog
+	// refusals is for the events of SawOutcome.
+	refusals limiter
+	log      *kernelLog
 	// logPath has the path of the kernel log, once; notices wait for Run to report them.
 	logPath chan string
 	notices chan health.Notice
@@ -194,6 +197,10 @@ func (m *Monitor) Run(ctx context.Context) {
 	all.Go(func() { m.followLog(ctx) })
 	all.Go(func() { m.reportNotices(ctx) })
 	all.Go(func() { m.doTasks(ctx) })
+	var outcomes <-chan prepare.Outcome // nil: none
+	if m.cfg.Preparer != nil {
+		outcomes = m.cfg.Preparer.Outcomes()
+	}
 	var before, silentBefore []gpu.UUID
 	for ctx.Err() == nil {
 		uuids, silent, changed := m.cfg.Facts.GPUs()
@@ -211,6 +218,8 @@ func (m *Monitor) Run(ctx context.Context) {
 		case <-changed:
 		case <-m.cfg.Sharing.DaemonFaultsChanged():
 			m.SawEvent("")
+		case o := <-outcomes:
+			m.SawOutcome(ctx, o)
 		case <-m.cfg.Readings.Asked():
 			for _, uuid := range uuids {
 				m.requestUsage(uuid)

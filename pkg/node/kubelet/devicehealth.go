@@ -49,7 +49,7 @@ func worstFirst() []kubeletplugin.HealthStatus {
 }
 
 // reportedHealth returns the health of a claim's device: that of its GPU, with the
-// messages of the GPU's conditions.
+// messages of the GPU's conditions that concern the device.
 func reportedHealth(state facts.State, held holding.Holding) (kubeletplugin.HealthStatus, string) {
 	if !state.Known || state.Trouble != (facts.Trouble{}) {
 		return kubeletplugin.HealthStatusUnknown, cmp.Or(state.Trouble.Message, "the GPUs of this node have not been read yet")
@@ -60,7 +60,7 @@ func reportedHealth(state facts.State, held holding.Holding) (kubeletplugin.Heal
 	}
 	byHealth := map[kubeletplugin.HealthStatus][]string{}
 	for _, c := range state.Node.GPUs[i].Conditions {
-		if c.Type.OnlyMPS() && held.MPS == nil {
+		if c.Type.OnlyMPS() && held.MPS == nil || !concerns(c, held, state.Node.GPUs) {
 			continue
 		}
 		is := healthWith(c)
@@ -75,6 +75,11 @@ func reportedHealth(state facts.State, held holding.Holding) (kubeletplugin.Heal
 		messages = append(messages, byHealth[is]...)
 	}
 	return health, strings.Join(messages, "; ")
+}
+
+// concerns reports whether a condition of its GPU is about a claim's device.
+func concerns(c gpu.Condition, held holding.Holding, gpus []gpu.GPU) bool {
+	return c.Type != gpu.PrepareFailed || c.BlocksDevice(held.Device, gpu.NameAll(gpus))
 }
 
 // healthWith returns the health of a GPU that has this condition only.

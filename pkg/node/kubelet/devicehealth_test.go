@@ -121,6 +121,7 @@ func TestHealthByCondition(t *testing.T) {
 		gpu.StateUnreadable:      healthy,
 		gpu.CDIFailed:            healthy,
 		gpu.MPSDaemonFailed:      unhealthy,
+		gpu.PrepareFailed:        unhealthy,
 		gpu.ComputeModeChanged:   healthy,
 		gpu.TimeSliceUnsupported: healthy,
 		gpu.IMEXRecoveryRequired: healthy,
@@ -148,6 +149,37 @@ func TestMPSDaemonFailed(t *testing.T) {
 	} {
 		if health, message := reportedHealth(state, tc.held); health != tc.health || message != tc.message {
 			t.Errorf("%+v: %s %q, want %s %q", tc.held, health, message, tc.health, tc.message)
+		}
+	}
+}
+
+// TestPrepareFailed: only devices that need what the GPU refuses are unhealthy.
+func TestPrepareFailed(t *testing.T) {
+	const uuid = gpu.UUID("GPU-980fb007-8a10-0135-bada-13f71feaef21")
+	large := gpu.Profile{Name: "3g.40gb", Placements: []gpu.Placement{{Start: 0, Size: 4}, {Start: 4, Size: 4}}}
+	state := facts.State{Known: true, Node: gpu.Node{GPUs: []gpu.GPU{{
+		UUID: uuid, MIG: &gpu.MIG{Profiles: []gpu.Profile{large}},
+		Conditions: []gpu.Condition{{Type: gpu.PrepareFailed, Message: "refused", Refused: []gpu.DeviceName{"gpu-980fb007-mig-3g40gb-4"}}},
+	}}}}
+	part := func(n int) gpu.Device {
+		return gpu.Partition{GPU: uuid, Profile: large.Name, Placement: large.Placements[n]}
+	}
+	for device, want := range map[gpu.Device]kubeletplugin.HealthStatus{
+		part(0):                          healthy,
+		gpu.Share{Of: part(0)}:           healthy,
+		part(1):                          unhealthy,
+		gpu.Share{Of: part(1)}:           unhealthy,
+		gpu.Whole{GPU: uuid}:             unhealthy,
+		gpu.Replica{GPU: uuid, Count: 2}: unhealthy,
+		gpu.Share{Of: gpu.Whole{GPU: uuid}, Count: 2}: unhealthy,
+	} {
+		message := ""
+		if want == unhealthy {
+			message = "PrepareFailed: refused"
+		}
+		name, _ := gpu.NameAll(state.Node.GPUs).Name(device)
+		if is, said := reportedHealth(state, holding.New(name, device)); is != want || said != message {
+			t.Errorf("%v: %s %q, want %s %q", device, is, said, want, message)
 		}
 	}
 }
