@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -30,6 +31,12 @@ type Fault struct {
 	// Hang keeps the call from returning until the fault is cleared or the session
 	// is closed. It can't be combined with a code, a delay or a count.
 	Hang bool `json:"hang,omitempty"`
+	// Profile and Start restrict a fault of DeviceCreateGpuInstance to instances of
+	// the profile with this name, to those that begin at this memory slice, or to
+	// both. The fault then applies with and without "WithPlacement" in the call's
+	// name: the caller or the driver chooses the placement, the GPU refuses it.
+	Profile string  `json:"profile,omitempty"`
+	Start   *uint32 `json:"start,omitempty"`
 	// Latency marks a fault of SetLatency, which the next call of SetLatency
 	// replaces.
 	Latency bool `json:"latency,omitempty"`
@@ -44,9 +51,15 @@ func callName(s string) string {
 	return s
 }
 
-// Meet applies faults to a call that isn't one of NVML. The simulated CUDA MPS
-// has MPSControl and MPSServer (the start of each) and MPSCommand.
-func (m *Machine) Meet(call string) error { return m.call(call, AnyGPU) }
+// Meet applies faults to a call that isn't one of NVML: those of no particular
+// GPU, and those of the GPUs that the call uses. The simulated CUDA MPS has
+// MPSControl and MPSServer (the start of each) and MPSCommand; only MPSServer has
+// GPUs, those of the server.
+func (m *Machine) Meet(call string, gpus ...*GPU) error {
+	return m.meet(func(f Fault) bool {
+		return f.meets(call, AnyGPU) || slices.ContainsFunc(gpus, func(g *GPU) bool { return f.meets(call, g.pos) })
+	})
+}
 
 // MPSKills counts the calls of KillMPS, by the kind of process.
 type MPSKills struct {
@@ -81,21 +94,72 @@ func (m *Machine) Await(ctx context.Context, wanted func(*State) bool) {
 }
 
 func (f Fault) meets(call string, gpu int) bool {
-	return (f.Call == "*" || callName(f.Call) == call) && (f.GPU == AnyGPU || f.GPU == gpu)
+	return !f.ofInstance() && (f.Call == "*" || callName(f.Call) == call) && f.on(gpu)
+}
+
+func (f Fault) on(gpu int) bool { return f.GPU == AnyGPU || f.GPU == gpu }
+
+// ofInstance reports whether the fault is restricted to some GPU instances.
+func (f Fault) ofInstance() bool { return f.Profile != "" || f.Start != nil }
+
+func (f Fault) meetsInstance(gpu int, profile string, start uint32) bool {
+	return f.ofInstance() && f.on(gpu) && f.isOf(profile) && (f.Start == nil || *f.Start == start)
+}
+
+func (f Fault) isOf(profile string) bool { return f.Profile == "" || f.Profile == profile }
+
+// check returns an error that names the first invalid field.
+func (f Fault) check(d Description) error {
+	switch {
+	case f.Call == "" || f.DelayMS < 0 || f.Count < 0:
+		return fmt.Errorf("fault %+v: call, delay or count: %w", f, InvalidArgument)
+	case f.Hang && (f.Code != Success || f.DelayMS != 0 || f.Count != 0):
+		return fmt.Errorf("fault %+v: a call that never returns can't have a code, a delay or a count: %w", f, InvalidArgument)
+	case f.GPU != AnyGPU && (f.GPU < 0 || f.GPU >= len(d.GPUs)):
+		return fmt.Errorf("fault: the machine has no GPU %d: %w", f.GPU, NotFound)
+	case f.ofInstance():
+		return f.checkInstance(d)
+	}
+	return nil
+}
+
+// checkInstance checks that one of the fault's GPUs can have such an instance.
+func (f Fault) checkInstance(d Description) error {
+	if strings.TrimSuffix(callName(f.Call), "WithPlacement") != "DeviceCreateGpuInstance" {
+		return fmt.Errorf("fault: only DeviceCreateGpuInstance has a profile and a start, %s has none: %w", f.Call, InvalidArgument)
+	}
+	var names []string
+	var starts []uint32
+	for pos, id := range d.GPUs {
+		m, err := FindModel(id.Model)
+		if err != nil || m.MIG == nil || !f.on(pos) {
+			continue
+		}
+		for _, p := range m.MIG.Profiles {
+			names = append(names, p.Name)
+			if f.isOf(p.Name) {
+				starts = append(starts, p.Starts...)
+			}
+		}
+	}
+	slices.Sort(starts)
+	switch {
+	case len(names) == 0:
+		return fmt.Errorf("fault: a profile or a start needs a GPU with MIG: %w", NotSupported)
+	case len(starts) == 0:
+		return fmt.Errorf("fault: profile %q: want one of %s: %w", f.Profile, strings.Join(names, ", "), InvalidArgument)
+	case f.Start != nil && !slices.Contains(starts, *f.Start):
+		return fmt.Errorf("fault: start %d: want one of %v: %w", *f.Start, slices.Compact(starts), InvalidArgument)
+	}
+	return nil
 }
 
 // Fault adds a fault to the machine.
 func (m *Machine) Fault(f Fault) error {
-	if f.Call == "" || f.DelayMS < 0 || f.Count < 0 {
-		return fmt.Errorf("fault %+v: call, delay or count: %w", f, InvalidArgument)
-	}
-	if f.Hang && (f.Code != Success || f.DelayMS != 0 || f.Count != 0) {
-		return fmt.Errorf("fault %+v: a call that never returns can't have a code, a delay or a count: %w", f, InvalidArgument)
+	if err := f.check(m.description); err != nil {
+		return err
 	}
 	return m.update(func(s *State) error {
-		if f.GPU != AnyGPU && (f.GPU < 0 || f.GPU >= len(s.GPUs)) {
-			return fmt.Errorf("fault: the machine has no GPU %d: %w", f.GPU, NotFound)
-		}
 		s.Faults = append(s.Faults, f)
 		return nil
 	})
@@ -106,6 +170,14 @@ func (m *Machine) Fault(f Fault) error {
 func (m *Machine) ClearFaults() error {
 	return m.update(func(s *State) error {
 		s.Faults, s.DriverUnloaded = nil, false
+		return nil
+	})
+}
+
+// ClearFaultsOf removes the faults of one GPU, by position, and no others.
+func (m *Machine) ClearFaultsOf(gpu int) error {
+	return m.update(func(s *State) error {
+		s.Faults = slices.DeleteFunc(s.Faults, func(f Fault) bool { return f.GPU == gpu })
 		return nil
 	})
 }
@@ -191,15 +263,31 @@ func (m *Machine) updateGPU(gpu int, change func(*State, *GPUState) error) error
 // for a lost GPU, and for one that doesn't have the function.
 func (m *Machine) call(name string, gpu int) error {
 	defer m.awaitChange(name, gpu)()
-	if err := m.hang(name, gpu); err != nil {
+	if err := m.hang(func(s *State) bool { return gpu >= 0 && gpu < len(s.GPUs) && s.GPUs[gpu].Wedged }); err != nil {
 		return err
 	}
+	if err := m.meet(func(f Fault) bool { return f.meets(name, gpu) }); err != nil {
+		return err
+	}
+	if st := m.state(); st != nil {
+		if err := st.refuses(name, gpu); err != nil {
+			return err
+		}
+	}
+	return m.lacks(name, gpu)
+}
+
+// meet applies the faults that meet a call.
+func (m *Machine) meet(meets func(Fault) bool) error {
+	err := m.hang(func(s *State) bool {
+		return slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Hang && meets(f) })
+	})
 	st := m.state()
-	if st == nil {
-		return m.lacks(name, gpu)
+	if err != nil || st == nil {
+		return err
 	}
 	for _, f := range st.Faults {
-		if f.Hang || !f.meets(name, gpu) {
+		if f.Hang || !meets(f) {
 			continue
 		}
 		if f.Count > 0 && !m.useUp(f) {
@@ -210,10 +298,7 @@ func (m *Machine) call(name string, gpu int) error {
 			return f.Code
 		}
 	}
-	if err := st.refuses(name, gpu); err != nil {
-		return err
-	}
-	return m.lacks(name, gpu)
+	return nil
 }
 
 // lacks returns NotSupported for a call that the GPU doesn't have on this machine.
@@ -269,23 +354,16 @@ func (s *State) refuses(call string, gpu int) error {
 
 // hang blocks while a fault or a wedged GPU keeps the call from returning. Uninitialized once
 // the session is closed, which is noticed within a second.
-func (m *Machine) hang(name string, gpu int) error {
+func (m *Machine) hang(hangs func(*State) bool) error {
 	for !m.closed.Load() {
 		generation := m.generation()
 		st := m.state()
-		if st == nil || !st.hangs(name, gpu) {
+		if st == nil || !hangs(st) {
 			return nil
 		}
 		m.store.WaitChange(generation, time.Second)
 	}
 	return Uninitialized
-}
-
-func (s *State) hangs(call string, gpu int) bool {
-	if gpu >= 0 && gpu < len(s.GPUs) && s.GPUs[gpu].Wedged {
-		return true
-	}
-	return slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Hang && f.meets(call, gpu) })
 }
 
 // useUp decrements the count of a fault; it returns false if other calls have
@@ -294,7 +372,9 @@ func (m *Machine) useUp(f Fault) bool {
 	used := false
 	err := m.update(func(s *State) error {
 		for i, g := range s.Faults {
-			if g.Call != f.Call || g.GPU != f.GPU || g.Code != f.Code || g.DelayMS != f.DelayMS || g.Count == 0 {
+			counted := g.Count > 0
+			g.Count = f.Count
+			if !counted || !reflect.DeepEqual(f, g) {
 				continue
 			}
 			used = true

@@ -122,6 +122,9 @@ func (g *GPU) CreateInstance(profileID uint32, start *uint32) (Instance, error) 
 	if start != nil && !slices.Contains(p.Starts, *start) {
 		return Instance{}, InvalidArgument
 	}
+	if err := g.meetInstance(call, p, start); err != nil {
+		return Instance{}, err
+	}
 	made := Instance{g: g}
 	err = g.changeMIG(func(st *State, s *GPUState) error {
 		at, ok := g.place(p, start, s.Instances)
@@ -136,6 +139,16 @@ func (g *GPU) CreateInstance(profileID uint32, start *uint32) (Instance, error) 
 		return nil
 	})
 	return made, err
+}
+
+// meetInstance applies the faults of a GPU instance that a call is about to create.
+func (g *GPU) meetInstance(call string, p Profile, start *uint32) error {
+	at, ok := g.place(p, start, g.state().Instances)
+	if !ok {
+		return nil
+	}
+	defer g.m.awaitChange(call, g.pos)()
+	return g.m.meet(func(f Fault) bool { return f.meetsInstance(g.pos, p.Name, at) })
 }
 
 // instanceID returns the id that the hardware assigns to a GPU instance, as in

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -77,6 +78,75 @@ func TestFaults(t *testing.T) {
 	}
 	if err := create(t, "l4").Fault(nvmlsim.Fault{Call: "DeviceGetUUID", GPU: 7}); nvmlsim.Code(err) != nvmlsim.NotFound {
 		t.Errorf("fault on a GPU that isn't there: %v", err)
+	}
+}
+
+// A GPU refuses instances by their profile and placement, whether the caller or
+// the driver has chosen the placement. An H100's driver chooses 6 first for 1g, 4 for 3g.
+func TestFaultsOfInstances(t *testing.T) {
+	fault := func(profile string, start *uint32, count int) nvmlsim.Fault {
+		return nvmlsim.Fault{Call: "DeviceCreateGpuInstance", GPU: 0, Code: nvmlsim.Unknown, Profile: profile, Start: start, Count: count}
+	}
+	for name, c := range map[string]struct {
+		fault nvmlsim.Fault
+		// want has the codes of: 1g at 0, 1g at 4, 3g at 4, 1g, 3g, 3g at 4 again, and
+		// 3g at 4 on another GPU. What is made is destroyed at once.
+		want [7]nvmlsim.Return
+	}{
+		"profile":           {fault("3g.40gb", nil, 0), [7]nvmlsim.Return{0, 0, 999, 0, 999, 999, 0}},
+		"start":             {fault("", new(uint32(4)), 0), [7]nvmlsim.Return{0, 999, 999, 0, 999, 999, 0}},
+		"placement":         {fault("3g.40gb", new(uint32(4)), 0), [7]nvmlsim.Return{0, 0, 999, 0, 999, 999, 0}},
+		"chosen by nobody":  {fault("3g.40gb", new(uint32(0)), 0), [7]nvmlsim.Return{}},
+		"once":              {fault("1g.10gb", nil, 1), [7]nvmlsim.Return{999}},
+		"twice, with start": {fault("", new(uint32(4)), 2), [7]nvmlsim.Return{0, 999, 999}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := create(t, "gpus: [{model: h100-80gb, count: 2, migEnabled: true}]")
+			check(t, m.Fault(c.fault))
+			at := func(start uint32) *uint32 { return &start }
+			var got [7]nvmlsim.Return
+			for i, try := range []struct {
+				gpu     int
+				profile string
+				start   *uint32
+			}{{0, "1g.10gb", at(0)}, {0, "1g.10gb", at(4)}, {0, "3g.40gb", at(4)}, {0, "1g.10gb", nil}, {0, "3g.40gb", nil}, {0, "3g.40gb", at(4)}, {1, "3g.40gb", at(4)}} {
+				g := m.GPUs()[try.gpu]
+				made, err := g.CreateInstance(profileID(t, g, try.profile), try.start)
+				if got[i] = nvmlsim.Code(err); err == nil {
+					check(t, made.Destroy())
+				}
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	m := create(t, "h100-80gb,l4")
+	for name, f := range map[string]nvmlsim.Fault{
+		`"9g.90gb": want one of 1g.10gb, 2g.20gb`: fault("9g.90gb", nil, 0),
+		"start 3: want one of [0 4]":              fault("3g.40gb", new(uint32(3)), 0),
+		"needs a GPU with MIG":                    {Call: "DeviceCreateGpuInstance", GPU: 1, Profile: "1g.10gb"},
+		"GpuInstanceDestroy has none":             {Call: "GpuInstanceDestroy", GPU: 0, Profile: "1g.10gb"},
+	} {
+		if err := m.Fault(f); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("error %v, want %q", err, name)
+		}
+	}
+}
+
+// Clearing the faults of a GPU leaves those of others, and of all.
+func TestClearFaultsOf(t *testing.T) {
+	m := create(t, "2xl4")
+	for _, gpu := range []int{0, 1, nvmlsim.AnyGPU} {
+		check(t, m.Fault(nvmlsim.Fault{Call: "DeviceGetUUID", GPU: gpu, Code: nvmlsim.Unknown}))
+	}
+	check(t, m.ClearFaultsOf(1))
+	var left []int
+	for _, f := range m.State().Faults {
+		left = append(left, f.GPU)
+	}
+	if diff := cmp.Diff([]int{0, nvmlsim.AnyGPU}, left); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -105,6 +105,7 @@ func mpsCommand(t *target) *cobra.Command {
     nvmlsim mps kill control --root DIR                # its server and clients die with it
     nvmlsim fault MPSControl --code 999 --root DIR     # no control daemon starts
     nvmlsim fault MPSServer --delay-ms 5000 --root DIR # servers take long to start
+    nvmlsim fault MPSServer --gpu 3 --hang --root DIR  # no server of this GPU gets ready, until fault --clear
     nvmlsim fault MPSCommand --delay-ms 60000 --count 1 --root DIR   # a command hangs`,
 	}
 	c.AddCommand(&cobra.Command{

@@ -74,11 +74,36 @@ func TestBreakAndHeal(t *testing.T) {
 		"break 0 --xid page-fault":     "invalid argument",
 		"break --lost":                 "requires at least 1 arg",
 		"fault --clear --gpu 0 --hang": "",
+		"fault --clear --gpu 2":        `has no GPU "2"`,
+		"fault DeviceCreateGpuInstance --gpu 0 --profile 9g.90gb --code 999":           `profile "9g.90gb": want one of 1g.12gb, `,
+		"fault DeviceCreateGpuInstance --gpu 0 --profile 3g.47gb --start 1 --code 999": "start 1: want one of [0 4]",
+		"fault DeviceCreateGpuInstance --gpu 0 --start -1":                             "--start",
+		"fault DeviceSetMigMode --gpu 0 --start 4 --code 999":                          "DeviceSetMigMode has none",
 	} {
 		out, err := exec.Command(filepath.Join(binaries.dir, "nvmlsim"), append(strings.Fields(args), "--root", root)...).CombinedOutput()
 		if (err == nil) != (want == "") || !strings.Contains(string(out), want) {
 			t.Errorf("%s: %v, printed %q, want %q", args, err, out, want)
 		}
+	}
+}
+
+// TestRefusedInstances checks a placement that a GPU refuses once.
+func TestRefusedInstances(t *testing.T) {
+	root := install(t, "2xh100-80gb")
+	smi(t, root, "-mig", "1")
+	create := func(gpu string) (string, bool) {
+		out, err := exec.Command(filepath.Join(root, "usr/bin/nvidia-smi"), "mig", "-i", gpu, "-cgi", "3g.40gb:4").CombinedOutput()
+		return string(out), err == nil
+	}
+	nvmlsim(t, "fault", "DeviceCreateGpuInstance", "--gpu", "1", "--profile", "3g.40gb", "--start", "4", "--code", "999", "--count", "1", "--root", root)
+	if out, made := create("0"); !made {
+		t.Errorf("on another GPU: %s", out)
+	}
+	if out, made := create("1"); made || !strings.Contains(out, "Unknown Error") {
+		t.Errorf("refused: %s", out)
+	}
+	if out, made := create("1"); !made {
+		t.Errorf("after that: %s", out)
 	}
 }
 

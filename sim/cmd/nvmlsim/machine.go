@@ -87,15 +87,7 @@ func stateCommand(t *target) *cobra.Command {
 	}
 }
 
-func faultCommand(t *target) *cobra.Command {
-	f := nvmlsim.Fault{}
-	var gpu string
-	var code int32
-	var clear bool
-	c := &cobra.Command{
-		Use:   "fault CALL --root DIR [--gpu GPU] [--code N] [--delay-ms N] [--count N] [--hang]",
-		Short: "Make NVML calls fail, take long or never return",
-		Long: `Makes calls of an NVML function fail, take long, or both, until used up or cleared,
+const faultHelp = `Makes calls of an NVML function fail, take long, or both, until used up or cleared,
 or keeps them from returning until cleared:
 
     nvmlsim fault DeviceGetFieldValues --code 3 --root DIR          # an old driver without them
@@ -103,34 +95,62 @@ or keeps them from returning until cleared:
     nvmlsim fault '*' --delay-ms 200 --root DIR                     # everything is slow
     nvmlsim fault DeviceGetMigMode --gpu 3 --hang --root DIR        # this call never returns
     nvmlsim fault --clear --root DIR
+    nvmlsim fault --clear --gpu 3 --root DIR                        # what has --gpu 3
 
-To break a GPU, rather than calls, see break. CALL is the function's name without nvml and version; '*' is every one.`,
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+A GPU that refuses MIG instances, or a change of its MIG mode:
+
+    nvmlsim fault DeviceCreateGpuInstanceWithPlacement --gpu 3 --code 999 --root DIR
+    nvmlsim fault DeviceCreateGpuInstance --gpu 3 --profile 3g.40gb --start 4 --code 999 --count 2 --root DIR
+    nvmlsim fault GpuInstanceCreateComputeInstance --gpu 3 --code 23 --root DIR
+    nvmlsim fault DeviceSetMigMode --gpu 3 --code 999 --root DIR
+
+To break a GPU, rather than calls, see break. CALL is the function's name without nvml and version; '*' is every one.
+With --profile or --start, DeviceCreateGpuInstance is also the function WithPlacement.`
+
+func faultCommand(t *target) *cobra.Command {
+	f := nvmlsim.Fault{GPU: nvmlsim.AnyGPU}
+	var gpu string
+	var code int32
+	var start uint32
+	var clear bool
+	c := &cobra.Command{
+		Use:   "fault CALL --root DIR [--gpu GPU] [--profile P] [--start N] [--code N] [--delay-ms N] [--count N] [--hang]",
+		Short: "Make NVML calls fail, take long or never return",
+		Long:  faultHelp,
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if c.Flags().Changed("start") {
+				f.Start = &start
+			}
+			f.Code = nvmlsim.Return(code)
 			return t.do(func(m *nvmlsim.Machine) error {
-				if clear {
-					return m.ClearFaults()
-				}
-				if len(args) == 0 {
-					return errors.New("which call? For example: nvmlsim fault DeviceGetUUID --code 15")
-				}
-				f.Call, f.Code, f.GPU = args[0], nvmlsim.Return(code), nvmlsim.AnyGPU
+				var err error
 				if gpu != "" {
-					var err error
 					if f.GPU, err = position(m, gpu); err != nil {
 						return err
 					}
 				}
+				switch {
+				case clear && f.GPU != nvmlsim.AnyGPU:
+					return m.ClearFaultsOf(f.GPU)
+				case clear:
+					return m.ClearFaults()
+				case len(args) == 0:
+					return errors.New("which call? For example: nvmlsim fault DeviceGetUUID --code 15")
+				}
+				f.Call = args[0]
 				return m.Fault(f)
 			})
 		},
 	}
 	c.Flags().StringVar(&gpu, "gpu", "", "only for this GPU (default: all)")
+	c.Flags().StringVar(&f.Profile, "profile", "", "only creating MIG instances of this profile, such as 3g.40gb (default: all)")
+	c.Flags().Uint32Var(&start, "start", 0, "only creating MIG instances at this memory slice (default: all)")
 	c.Flags().Int32Var(&code, "code", 0, "NVML return code; 0 delays only")
 	c.Flags().IntVar(&f.DelayMS, "delay-ms", 0, "milliseconds to wait at the start of the call")
 	c.Flags().IntVar(&f.Count, "count", 0, "number of calls that fail; 0 is all, until cleared")
 	c.Flags().BoolVar(&f.Hang, "hang", false, "keep calls from returning until cleared")
-	c.Flags().BoolVar(&clear, "clear", false, "remove all faults, and load the driver")
+	c.Flags().BoolVar(&clear, "clear", false, "remove all faults, and load the driver; with --gpu, only the faults of that GPU")
 	return c
 }
 

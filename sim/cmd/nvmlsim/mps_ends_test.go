@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -159,5 +160,40 @@ func TestMPSFaults(t *testing.T) {
 	nvmlsim(t, "fault", "MPSCommand", "--code", "10", "--count", "1", "--root", n.root)
 	if got := n.command(t, "get_server_list"); got != "Timeout\n" {
 		t.Errorf("command: %q", got)
+	}
+}
+
+// A server of one GPU that never gets ready: its control daemon answers, its client
+// waits, and servers of another GPU that start later serve theirs.
+func TestMPSServerThatNeverAnswers(t *testing.T) {
+	n := newMPSNode(t, "2xh200")
+	nvmlsim(t, "fault", "MPSServer", "--gpu", "0", "--hang", "--root", n.root)
+	n.daemon(t, "CUDA_VISIBLE_DEVICES=0")
+	n.command(t, "start_server -uid 0")
+	waiting := make(chan string)
+	go func() { waiting <- n.cuda(t, nil) }()
+
+	other := *n
+	other.pipe = filepath.Join(filepath.Dir(n.pipe), "other")
+	other.env = append(slices.Clone(n.env), "CUDA_MPS_PIPE_DIRECTORY="+other.pipe)
+	other.daemon(t, "CUDA_VISIBLE_DEVICES=1")
+	if got := other.cuda(t, nil); !strings.Contains(got, "context no error") {
+		t.Errorf("on another GPU: %s", got)
+	}
+	status := fmt.Sprint("get_server_status ", n.server(t))
+	if got := n.command(t, status); got != "INITIALIZING\n" {
+		t.Errorf("status %q", got)
+	}
+	select {
+	case got := <-waiting:
+		t.Fatalf("the client has not waited: %s", got)
+	default:
+	}
+	nvmlsim(t, "fault", "--clear", "--gpu", "0", "--root", n.root)
+	if got := <-waiting; !strings.Contains(got, "context no error") {
+		t.Errorf("the client in the end: %s", got)
+	}
+	if got := n.command(t, status); got != "ACTIVE\n" {
+		t.Errorf("status %q in the end", got)
 	}
 }

@@ -83,7 +83,7 @@ func (s *server) start(open func() (*nvmlsim.Machine, error)) error {
 	}
 	go dieWith(m, m.State(), func(k nvmlsim.MPSKills) uint64 { return k.Server })
 	time.Sleep(startTime)
-	if err := errors.Join(m.Init(), m.Meet("MPSServer")); err != nil {
+	if err := m.Init(); err != nil {
 		return err
 	}
 	var visible *string
@@ -92,6 +92,13 @@ func (s *server) start(open func() (*nvmlsim.Machine, error)) error {
 	}
 	if s.devices = m.CUDADevices(visible); len(s.devices) == 0 {
 		return errors.New(noDevice)
+	}
+	var gpus []*nvmlsim.GPU
+	for _, d := range s.devices {
+		gpus = append(gpus, d.GPU)
+	}
+	if err := m.Meet("MPSServer", gpus...); err != nil {
+		return err
 	}
 	if s.holder, err = m.Hold(); err != nil {
 		return err
