@@ -27,6 +27,15 @@ type Health struct {
 	NVLinksDown []int `json:"nvlinksDown,omitempty"`
 	// Fabric is the GPU's registration with Fabric Manager, if it is behind NVSwitches.
 	Fabric FabricState `json:"fabric,omitempty"`
+	// MIGModePends keeps a change of the MIG mode pending until a reset, also on a GPU
+	// that changes it at once.
+	MIGModePends bool `json:"migModePends,omitempty"`
+	// NodeMissing means that there is no /dev/nvidiaN of the GPU, and nvidia-modprobe
+	// can't make it. NVML still answers for the GPU (assumed). Only Heal ends it.
+	NodeMissing bool `json:"nodeMissing,omitempty"`
+	// CapabilitiesMissing means that the driver lists no device nodes for access to the
+	// GPU's MIG instances. Only Heal ends it.
+	CapabilitiesMissing bool `json:"capabilitiesMissing,omitempty"`
 }
 
 // RemappedRows is nvmlDeviceGetRemappedRows.
@@ -67,9 +76,13 @@ func (a RecoveryAction) inKernelLog() string {
 
 // afterReset returns the state after a reset of the GPU: pending rows are
 // remapped, and NVLinks trained again. Actions that need more than a reset stay,
-// and so do the mark of worn SRAM and the registration with Fabric Manager.
+// and so do the mark of worn SRAM, the registration with Fabric Manager, and files
+// that are missing.
 func (h Health) afterReset() Health {
-	after := Health{RemappedRows: h.RemappedRows, SRAMThresholdExceeded: h.SRAMThresholdExceeded, Fabric: h.Fabric}
+	after := Health{
+		RemappedRows: h.RemappedRows, SRAMThresholdExceeded: h.SRAMThresholdExceeded, Fabric: h.Fabric,
+		NodeMissing: h.NodeMissing, CapabilitiesMissing: h.CapabilitiesMissing,
+	}
 	after.RemappedRows.Pending = false
 	if slices.Contains([]RecoveryAction{nodeReboot, recoverIMEXDomain, busReset, systemReboot}, h.RecoveryAction) {
 		after.RecoveryAction = h.RecoveryAction

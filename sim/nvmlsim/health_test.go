@@ -50,6 +50,12 @@ func TestWhatHeals(t *testing.T) {
 		"Fabric Manager": {broken: health{Fabric: nvmlsim.FabricNotStarted}, left: map[string]health{
 			"reset": {Fabric: nvmlsim.FabricNotStarted}, "reload": {Fabric: nvmlsim.FabricNotStarted},
 		}},
+		"mode that pends": {broken: health{MIGModePends: true}},
+		"missing files": {broken: health{NodeMissing: true, CapabilitiesMissing: true}, left: map[string]health{
+			"reset":  {NodeMissing: true, CapabilitiesMissing: true},
+			"reload": {NodeMissing: true, CapabilitiesMissing: true},
+			"reboot": {NodeMissing: true, CapabilitiesMissing: true},
+		}},
 		"lost": {broken: health{Lost: true}, refused: lost, left: map[string]health{"reset": {Lost: true}, "reload": {Lost: true}}},
 	} {
 		for _, way := range ways {

@@ -16,9 +16,10 @@ type Instance struct {
 }
 
 // SetMIGMode requests a MIG mode. activation is the result: Success, or the
-// reason why the mode is pending. It is pending until a reset on Ampere and in
-// a guest (assumed: ResetRequired and NotSupported), and while processes use
-// the GPU (InUse). Turning it off while instances exist is an error, InUse.
+// reason why the mode is pending. It is pending until a reset on Ampere, in a
+// guest and on a GPU with MIGModePends (assumed: ResetRequired, NotSupported and
+// ResetRequired), and while processes use the GPU (InUse). Turning it off while
+// instances exist is an error, InUse.
 func (g *GPU) SetMIGMode(on bool) (activation Return, err error) {
 	if err := g.needMIG("DeviceSetMigMode"); err != nil {
 		return Unknown, err
@@ -45,7 +46,7 @@ func (g *GPU) activation(s *GPUState, on bool) Return {
 		return Success
 	case g.m.description.Virtualization == "passthrough":
 		return NotSupported
-	case g.model.MIG.ModeNeedsReset:
+	case g.model.MIG.ModeNeedsReset || s.MIGModePends:
 		return ResetRequired
 	case len(s.Processes) > 0:
 		return InUse

@@ -56,6 +56,21 @@ func TestMIGMode(t *testing.T) {
 			}
 		})
 	}
+	m := create(t, "h100-80gb")
+	check(t, m.ChangeGPU(0, func(g *nvmlsim.GPUState) error { g.MIGModePends = true; return nil }))
+	broken := m.GPUs()[0]
+	activation, err := broken.SetMIGMode(true)
+	if current, pending, _ := broken.MIGMode(); err != nil || activation != nvmlsim.ResetRequired || current || !pending {
+		t.Errorf("a mode that pends: %v, activation %v, current %v, pending %v", err, activation, current, pending)
+	}
+	check(t, m.Heal(0))
+	if current, pending, _ := broken.MIGMode(); current || !pending {
+		t.Errorf("healed, not reset: current %v, pending %v", current, pending)
+	}
+	activation, err = broken.SetMIGMode(true)
+	if current, _, _ := broken.MIGMode(); err != nil || activation != nvmlsim.Success || !current {
+		t.Errorf("again after healing: %v, activation %v, current %v", err, activation, current)
+	}
 	g := mig(t, "h100-80gb")
 	if _, err := g.CreateInstance(19, nil); err != nil {
 		t.Fatal(err)

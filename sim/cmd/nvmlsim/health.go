@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tessera-dra/tessera/sim/nvmlsim"
+	"github.com/tessera-dra/tessera/sim/nvmlsim/driverroot"
 )
 
 // recoveryActions are the names of NVML's recovery actions, by value.
@@ -21,6 +22,7 @@ func recoveryActions() []string {
 // breakage holds the flags of break.
 type breakage struct {
 	lost, wedged, resetRequired, sram bool
+	modePends, noNode, noCapabilities bool
 
 	xids             []uint
 	gi, ci           int
@@ -32,12 +34,7 @@ type breakage struct {
 	changesECCErrors bool
 }
 
-func breakCommand(t *target) *cobra.Command {
-	b := breakage{}
-	c := &cobra.Command{
-		Use:   "break GPU... --root DIR [flags]",
-		Short: "Break GPUs: XIDs, recovery action, memory, NVLink, lost, wedged",
-		Long: `Breaks GPUs as hardware breaks. They stay broken until heal, or until a reset, a
+const breakHelp = `Breaks GPUs as hardware breaks. They stay broken until heal, or until a reset, a
 reload of the driver or a reboot, as far as these help on hardware.
 
 A program that fails, and nothing else (a misaligned write raises 13, then 31):
@@ -61,12 +58,26 @@ Others:
     nvmlsim break 3 --ecc 2 --xid 48 --root DIR           # uncorrectable errors
     nvmlsim break 3 --nvlink 0,4 --xid 74 --root DIR
     nvmlsim break 3 --fabric not-started --root DIR       # Fabric Manager isn't running
+    nvmlsim break 3 --mig-mode-pends --root DIR           # a change of the MIG mode waits for a reset
+    nvmlsim break 3 --no-node --root DIR                  # /dev/nvidia3 is missing
+    nvmlsim break 3 --no-capabilities --root DIR          # and access to its MIG instances
     nvmlsim break 0 1 2 3 4 5 6 7 --xid 79 --root DIR     # a storm
 
 Every XID becomes an NVML event and a record of the kernel log, DIR/` + nvmlsim.KernelLogFile + `
 (a file in the format of /dev/kmsg); only the log has the process. An XID
-changes nothing else. To make calls of one NVML function fail, see fault.`,
-		Args: cobra.MinimumNArgs(1),
+changes nothing else. A node stays missing until heal: nvidia-modprobe and install
+don't make it, and containers that have it keep it.
+
+To make calls of one NVML function fail, such as those that create MIG instances,
+see fault. To break CUDA MPS, see mps.`
+
+func breakCommand(t *target) *cobra.Command {
+	b := breakage{}
+	c := &cobra.Command{
+		Use:   "break GPU... --root DIR [flags]",
+		Short: "Break GPUs: XIDs, recovery action, memory, NVLink, lost, wedged, device nodes",
+		Long:  breakHelp,
+		Args:  cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			b.changesECCErrors = c.Flags().Changed("ecc")
 			if err := b.check(); err != nil {
@@ -90,6 +101,9 @@ changes nothing else. To make calls of one NVML function fail, see fault.`,
 	f.BoolVar(&b.lost, "lost", false, "fall off the bus")
 	f.BoolVar(&b.wedged, "wedged", false, "let no call return")
 	f.BoolVar(&b.resetRequired, "reset-required", false, "refuse calls until a reset")
+	f.BoolVar(&b.modePends, "mig-mode-pends", false, "let a change of the MIG mode be pending until a reset")
+	f.BoolVar(&b.noNode, "no-node", false, "lack the device node /dev/nvidiaN")
+	f.BoolVar(&b.noCapabilities, "no-capabilities", false, "lack the device nodes for access to MIG instances, which the driver lists in /proc/driver/nvidia/capabilities")
 	return c
 }
 
@@ -97,8 +111,9 @@ func (b *breakage) check() error {
 	if err := b.checkWhose(); err != nil {
 		return err
 	}
-	states := b.recovery+b.remap+b.nvlink+b.fabric != "" || b.changesECCErrors || b.sram || b.lost || b.wedged || b.resetRequired
-	if len(b.xids) == 0 && !states {
+	words := b.recovery+b.remap+b.nvlink+b.fabric != ""
+	flags := []bool{b.changesECCErrors, b.sram, b.lost, b.wedged, b.resetRequired, b.modePends, b.noNode, b.noCapabilities}
+	if len(b.xids) == 0 && !words && !slices.Contains(flags, true) {
 		return errors.New("break it how? For example --xid 31, --recovery reset or --lost; see --help")
 	}
 	return b.checkStates()
@@ -135,6 +150,12 @@ func (b *breakage) checkWhose() error {
 func (b *breakage) apply(m *nvmlsim.Machine, gpu int) error {
 	if err := b.applyState(m, gpu); err != nil {
 		return err
+	}
+	if b.noNode || b.noCapabilities {
+		have := m.State().GPUs[gpu]
+		if err := driverroot.SetMissing(m, gpu, have.NodeMissing || b.noNode, have.CapabilitiesMissing || b.noCapabilities); err != nil {
+			return fmt.Errorf("--no-node, --no-capabilities: %w", err)
+		}
 	}
 	for i, code := range b.xids {
 		if i > 0 {
@@ -175,10 +196,14 @@ func (b *breakage) applyFlags(m *nvmlsim.Machine, gpu int) error {
 	if err != nil {
 		return err
 	}
+	if model.MIG == nil && (b.modePends || b.noCapabilities) {
+		return fmt.Errorf("--mig-mode-pends, --no-capabilities: %s has no MIG", model.ID)
+	}
 	return m.ChangeGPU(gpu, func(g *nvmlsim.GPUState) error {
 		g.Wedged = g.Wedged || b.wedged
 		g.ResetRequired = g.ResetRequired || b.resetRequired
 		g.SRAMThresholdExceeded = g.SRAMThresholdExceeded || b.sram
+		g.MIGModePends = g.MIGModePends || b.modePends
 		if b.fabric != "" {
 			g.Fabric = nvmlsim.FabricState(strings.TrimSuffix(b.fabric, fabricReady))
 		}
@@ -232,7 +257,8 @@ func healCommand(t *target) *cobra.Command {
 		Use:   "heal [GPU...] --root DIR",
 		Short: "Make broken GPUs healthy, at once",
 		Long: `Takes back everything that break did, as no hardware can: also lost and wedged GPUs
-answer again. What hardware does is reset, driver unload and load, and reboot.
+answer again, and missing device nodes are there. What hardware does is reset, driver
+unload and load, and reboot. What fault did ends with fault --clear.
 
     nvmlsim heal 3 --root DIR
     nvmlsim heal --root DIR       # all GPUs`,
@@ -243,10 +269,19 @@ answer again. What hardware does is reset, driver unload and load, and reboot.
 						args = append(args, strconv.Itoa(pos))
 					}
 				}
-				return eachGPU(m, args, (*nvmlsim.Machine).Heal)
+				return eachGPU(m, args, heal)
 			})
 		},
 	}
+}
+
+func heal(m *nvmlsim.Machine, gpu int) error {
+	if have := m.State().GPUs[gpu]; have.NodeMissing || have.CapabilitiesMissing {
+		if err := driverroot.SetMissing(m, gpu, false, false); err != nil {
+			return err
+		}
+	}
+	return m.Heal(gpu)
 }
 
 func resetCommand(t *target) *cobra.Command {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -41,6 +42,8 @@ func TestBreakAndHeal(t *testing.T) {
 		"--xid 48 --pid 7 --name x":        {},
 		"--recovery none --remap none":     {},
 		"--lost --wedged --recovery reset": {Lost: true, Wedged: true, RecoveryAction: 1},
+		"--mig-mode-pends":                 {MIGModePends: true},
+		"--no-node --no-capabilities":      {NodeMissing: true, CapabilitiesMissing: true},
 	} {
 		t.Run(args, func(t *testing.T) {
 			nvmlsim(t, append([]string{"break", "1", "--root", root}, strings.Fields(args)...)...)
@@ -105,6 +108,74 @@ func TestRefusedInstances(t *testing.T) {
 	if out, made := create("1"); !made {
 		t.Errorf("after that: %s", out)
 	}
+}
+
+// TestMissingNodes checks that files of a GPU that are missing stay so, whoever
+// would make them, until heal; in the driver root, and where the kernel's files are
+// elsewhere.
+func TestMissingNodes(t *testing.T) {
+	const access = "proc/driver/nvidia/capabilities/gpu0/mig/gi9/ci0/access"
+	for _, own := range []bool{true, false} {
+		root := filepath.Join(t.TempDir(), "driver")
+		kernel := root
+		if !own {
+			kernel = filepath.Join(t.TempDir(), "kernel")
+		}
+		install := func() {
+			nvmlsim(t, "install", "--root", root, "--machine", "2xh100-80gb", "--node-name", "node-a", "--kernel", kernel)
+		}
+		install()
+		whole := contents(files(t, kernel))
+		check := func(when string, missing bool, paths ...string) {
+			t.Helper()
+			for _, path := range paths {
+				if _, err := os.Stat(filepath.Join(kernel, path)); os.IsNotExist(err) != missing {
+					t.Errorf("%s: %s: %v, want missing %v", when, path, err, missing)
+				}
+			}
+		}
+		nvmlsim(t, "break", "0", "--no-node", "--root", root)
+		check("broken", true, "dev/nvidia0")
+		check("broken", false, access)
+		nvmlsim(t, "break", "0", "--no-capabilities", "--root", root)
+		check("broken", true, "dev/nvidia0", access)
+		check("broken", false, "dev/nvidia1", strings.Replace(access, "gpu0", "gpu1", 1))
+		out, err := exec.Command(filepath.Join(root, "usr/bin/nvidia-modprobe"), "-u", "-c0").CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "/dev/nvidia0") {
+			t.Errorf("nvidia-modprobe: %v, printed %q", err, out)
+		}
+		install()
+		check("installed again", true, "dev/nvidia0", access)
+		nvmlsim(t, "heal", "1", "--root", root)
+		check("another one healed", true, "dev/nvidia0", access)
+		nvmlsim(t, "heal", "0", "--root", root)
+		if diff := cmp.Diff(whole, contents(files(t, kernel))); diff != "" {
+			t.Errorf("healed (-want +got):\n%s", diff)
+		}
+		nvmlsim(t, "break", "1", "--no-node", "--root", root)
+		nvmlsim(t, "uninstall", "--root", root)
+		if _, err := os.Stat(root); !os.IsNotExist(err) {
+			t.Errorf("uninstalled, and the root: %v", err)
+		}
+	}
+	for machine, want := range map[string]string{
+		"l4":                               "--no-capabilities: l4 has no MIG",
+		"wsl: true\ngpus: [{model: h200}]": "--no-capabilities: the machine has no device nodes",
+	} {
+		root := install(t, machineFile(t, machine))
+		out, err := exec.Command(filepath.Join(binaries.dir, "nvmlsim"), "break", "0", "--no-node", "--no-capabilities", "--root", root).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v, printed %q, want %q", machine, err, out, want)
+		}
+	}
+}
+
+// contents leaves the inode numbers out of what files returns.
+func contents(all map[string]string) map[string]string {
+	for path, properties := range all {
+		all[path] = regexp.MustCompile(`inode \d+ `).ReplaceAllString(properties, "")
+	}
+	return all
 }
 
 // TestKernelLog checks that the log is in the driver root, and stays when the

@@ -102,7 +102,7 @@ A GPU that refuses MIG instances, or a change of its MIG mode:
     nvmlsim fault DeviceCreateGpuInstanceWithPlacement --gpu 3 --code 999 --root DIR
     nvmlsim fault DeviceCreateGpuInstance --gpu 3 --profile 3g.40gb --start 4 --code 999 --count 2 --root DIR
     nvmlsim fault GpuInstanceCreateComputeInstance --gpu 3 --code 23 --root DIR
-    nvmlsim fault DeviceSetMigMode --gpu 3 --code 999 --root DIR
+    nvmlsim fault DeviceSetMigMode --gpu 3 --code 999 --root DIR    # for a mode that is pending, see break
 
 To break a GPU, rather than calls, see break. CALL is the function's name without nvml and version; '*' is every one.
 With --profile or --start, DeviceCreateGpuInstance is also the function WithPlacement.`

@@ -36,7 +36,8 @@ type Options struct {
 // Install creates the driver's files. It may be called again at any time:
 // correct files stay, others are replaced atomically, files of another driver
 // version or of removed GPUs are deleted, and the machine's state is kept
-// unless the machine is a different one. It needs CAP_MKNOD.
+// unless the machine is a different one. Files that GPUs lack (SetMissing) aren't
+// made. It needs CAP_MKNOD.
 func Install(o Options) error {
 	t, err := newTree(o)
 	if err != nil {
@@ -65,7 +66,7 @@ func Install(o Options) error {
 	if err := keepState(t.path(nvmlsim.StateFile), o.Machine); err != nil {
 		return err
 	}
-	if err := in.make(entries); err != nil {
+	if err := in.make(withoutMissing(entries, t.kernel, gpusOf(t.root))); err != nil {
 		return err
 	}
 	return in.prune(entries)

@@ -11,7 +11,7 @@ import (
 
 // Modprobe implements the used options of nvidia-modprobe: "-u" creates the device
 // nodes of nvidia-uvm, "-c0" those of GPU 0 and nvidiactl, in the driver root of
-// the file at path. It returns the exit status.
+// the file at path. It returns the exit status, 1 if a node stays missing.
 func Modprobe(path string, args []string) int {
 	root, d, err := nvmlsim.Embedded(path)
 	if err != nil {
@@ -28,6 +28,10 @@ func Modprobe(path string, args []string) int {
 	for _, e := range deviceEntries(d) {
 		if !slices.Contains(wanted, e.path) {
 			continue
+		}
+		if missing(e.path, gpusOf(root)) {
+			fmt.Printf("nvidia-modprobe: can't make /%s\n", e.path)
+			return 1
 		}
 		if err := e.put(filepath.Join(nvmlsim.KernelDir(root), e.path)); err != nil {
 			fmt.Println("nvidia-modprobe:", err)
