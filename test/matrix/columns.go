@@ -92,6 +92,8 @@ func features() []feature {
 		{name: "GPU lost: pods replaced by policy, diagnostic pods tolerate it", story: "gpu-lost", fault: true},
 		{name: "GPU that doesn't answer", story: "gpu-wedged", fault: true},
 		{name: "MPS daemon that can't be started", story: "mps-fails", fault: true},
+		{name: "GPU that can't create a partition", story: "prepare-fails", fault: true},
+		{name: "GPU that can't create a partition: pods replaced by policy", story: "prepare-fails-evict", fault: true},
 		{name: "Plugin killed", story: "crash-plugin", others: true, fault: true},
 		{name: "Plugin killed while it creates partitions", story: "mig-crash", fault: true},
 		{name: "Controller killed", story: "crash-controller", fault: true},
