@@ -80,7 +80,7 @@ func Read(claim *resourceapi.ResourceClaim, driver, pool string) ([]Grant, error
 		grants = append(grants, g)
 	}
 	if len(grants) == 0 {
-		return nil, fmt.Errorf("the claim has no device of driver %s in pool %q; it has %s", driver, pool, describe(allocation.Results))
+		return nil, fmt.Errorf("the claim has no device of driver %s in pool %q; it has %s: delete the pod so that its claim is allocated again", driver, pool, describe(allocation.Results))
 	}
 	if err := errors.Join(checkTwice(grants), checkOneDaemon(grants)); err != nil {
 		return nil, err

@@ -223,7 +223,7 @@ func (n *Names) Device(name DeviceName) (Device, error) {
 	case !strings.HasPrefix(string(name), namePrefix):
 		return nil, fmt.Errorf("device %q: not a name of this driver (want %s<UUID digits>)", name, namePrefix)
 	default:
-		return nil, fmt.Errorf("device %q: this node has no such GPU now", name)
+		return nil, fmt.Errorf("device %q: this node has no such GPU now: delete the pod so that its claim is allocated again", name)
 	}
 }
 

@@ -339,7 +339,7 @@ func activate(handle gonvml.Device, current, want int) error {
 		return err
 	}
 	if current != want || pending != want {
-		return fmt.Errorf("the driver reported success, but the mode is %s and %s is pending", onOff(current == gonvml.DEVICE_MIG_ENABLE), onOff(pending == gonvml.DEVICE_MIG_ENABLE))
+		return fmt.Errorf("the driver reported success, but the mode is %s and %s is pending: reset the GPU or reboot the node", onOff(current == gonvml.DEVICE_MIG_ENABLE), onOff(pending == gonvml.DEVICE_MIG_ENABLE))
 	}
 	return nil
 }

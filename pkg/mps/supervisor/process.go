@@ -174,7 +174,7 @@ func killUsers(ctx context.Context, pipe string) error {
 			return err
 		}
 	}
-	return fmt.Errorf("processes that use %s keep coming back", pipe)
+	return fmt.Errorf("processes that use %s keep coming back: something else starts them, and has to be stopped", pipe)
 }
 
 // kill ends processes and waits until they have ended. Another process that has

@@ -33,7 +33,7 @@ const (
 )
 
 // ErrNoDriver is the error of Write before SetDriver has succeeded.
-var ErrNoDriver = errors.New("this node has no working NVIDIA driver now")
+var ErrNoDriver = errors.New("this node has no working NVIDIA driver now; it is tried again when there is one")
 
 // Config has the paths and functions that Specs needs.
 type Config struct {
@@ -234,9 +234,9 @@ func checkNode(n *specs.DeviceNode) error {
 	case err != nil:
 		return fmt.Errorf("device node %s: %w", path, err)
 	case st.Mode&unix.S_IFMT != unix.S_IFCHR:
-		return fmt.Errorf("%s is not a character device", path)
+		return fmt.Errorf("%s is not a character device: remove it from the host, and nvidia-modprobe -c0 creates the device node", path)
 	case int64(unix.Major(st.Rdev)) != n.Major || int64(unix.Minor(st.Rdev)) != n.Minor:
-		return fmt.Errorf("device node %s is %d:%d now, was %d:%d", path,
+		return fmt.Errorf("device node %s is %d:%d now, was %d:%d: the driver was loaded again just now, and the next try uses these numbers", path,
 			unix.Major(st.Rdev), unix.Minor(st.Rdev), n.Major, n.Minor)
 	}
 	return nil

@@ -182,7 +182,7 @@ func (f *Facts) Device(name gpu.DeviceName) (gpu.Device, gpu.GPU, error) {
 			return device, g, Dead(g)
 		}
 	}
-	return nil, gpu.GPU{}, fmt.Errorf("this node has no GPU %s now", device.Parent())
+	return nil, gpu.GPU{}, fmt.Errorf("this node has no GPU %s now: delete this pod so that its claim is allocated again", device.Parent())
 }
 
 // Dead returns an error for a GPU that doesn't answer, a DeadError. Other problems of a GPU are
@@ -203,7 +203,9 @@ type DeadError struct {
 	Message string
 }
 
-func (e DeadError) Error() string { return fmt.Sprintf("GPU %s is %s: %s", e.GPU, e.Type, e.Message) }
+func (e DeadError) Error() string {
+	return fmt.Sprintf("GPU %s is %s: %s; the claim can be prepared when the GPU answers again, or delete this pod so that its claim is allocated again", e.GPU, e.Type, e.Message)
+}
 
 // With returns the GPUs that have a condition of this type.
 func (f *Facts) With(t gpu.ConditionType) []gpu.UUID {

@@ -86,7 +86,7 @@ func (v *visit) mayCreate(p gpu.Partition) error {
 	for _, o := range v.ours {
 		if o.Partition != p && o.complete() && o.Placement.Overlaps(p.Placement) {
 			if holder := v.m.describeClaimOn(o.Partition); holder != "" {
-				return fmt.Errorf("%w: %s is in the way, and %s holds it", ErrHeld, instanceName(*o.instance), holder)
+				return fmt.Errorf("%w: %s is in the way, and %s holds it: delete that claim's pods, or delete this pod so that its claim is allocated again", ErrHeld, instanceName(*o.instance), holder)
 			}
 		}
 	}

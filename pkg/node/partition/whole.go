@@ -52,7 +52,7 @@ func (m *Manager) ClearMIG(ctx context.Context, uuid gpu.UUID) (err error) {
 func (v *visit) mayBeWhole() error {
 	for _, o := range v.ours {
 		if holder := v.m.describeClaimOn(o.Partition); holder != "" && o.complete() {
-			return fmt.Errorf("%w: %s holds %s", ErrHeld, holder, instanceName(*o.instance))
+			return fmt.Errorf("%w: %s holds %s: delete that claim's pods, or delete this pod so that its claim is allocated again", ErrHeld, holder, instanceName(*o.instance))
 		}
 	}
 	if len(v.others) > 0 {

@@ -215,7 +215,7 @@ func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 		return err // a daemon that no claim needs must end first
 	}
 	if names := v.unwanted(nil); len(names) > 0 { // their last claim has begun to leave just now
-		return fmt.Errorf("MPS daemons that no claim needs still run: %s", strings.Join(names, ", "))
+		return fmt.Errorf("MPS daemons that no claim needs still run, and it is tried again after their end: %s", strings.Join(names, ", "))
 	}
 	s := v.settings(uuid)
 	mode, err := v.mode(uuid)
