@@ -163,6 +163,11 @@ func (r *Reader) Inventories(ctx context.Context) ([]v1alpha1.GPUInventory, erro
 	return read[v1alpha1.GPUInventory](ctx, r, r.inventoryResource())
 }
 
+// Inventory is the GPUInventory of a node.
+func (r *Reader) Inventory(ctx context.Context, node string) (*v1alpha1.GPUInventory, error) {
+	return r.inventories().Get(ctx, node, metav1.GetOptions{})
+}
+
 // Policies are the SharingPolicies.
 func (r *Reader) Policies(ctx context.Context) ([]v1alpha1.SharingPolicy, error) {
 	return read[v1alpha1.SharingPolicy](ctx, r, r.policyResource())

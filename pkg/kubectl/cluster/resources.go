@@ -67,9 +67,12 @@ func (r *Reader) podResource(selector string) feed.Resource {
 }
 
 func (r *Reader) inventoryResource() feed.Resource {
-	client := gentype.NewClientWithList[*v1alpha1.GPUInventory, *v1alpha1.GPUInventoryList]("gpuinventories", r.Own, metav1.ParameterCodec, "",
+	return ownResource(r, InventoriesName, r.inventories(), &v1alpha1.GPUInventory{})
+}
+
+func (r *Reader) inventories() *gentype.ClientWithList[*v1alpha1.GPUInventory, *v1alpha1.GPUInventoryList] {
+	return gentype.NewClientWithList[*v1alpha1.GPUInventory, *v1alpha1.GPUInventoryList]("gpuinventories", r.Own, metav1.ParameterCodec, "",
 		func() *v1alpha1.GPUInventory { return new(v1alpha1.GPUInventory) }, func() *v1alpha1.GPUInventoryList { return new(v1alpha1.GPUInventoryList) })
-	return ownResource(r, InventoriesName, client, &v1alpha1.GPUInventory{})
 }
 
 func (r *Reader) policyResource() feed.Resource {

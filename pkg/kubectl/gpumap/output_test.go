@@ -24,6 +24,7 @@ func TestOutput(t *testing.T) {
 			s.Forbidden = []string{kubectltest.Resources + "resourceclaims", kubectltest.Resources + "devicetaintrules", kubectltest.Own + "gpuinventories"}
 			s.Items[kubectltest.Resources+"namespaces/team/resourceclaims"] = s.Items[kubectltest.Resources+"resourceclaims"][:1]
 		}},
+		"map-prepare-failed":  {Screen: terminal.Screen{Width: 80}, Args: []string{"map"}, Change: prepareFailed},
 		"map-taint-rule":      {Screen: terminal.Screen{Width: 80}, Args: []string{"map"}, Change: kubectltest.Taint},
 		"map-taint-rule-1.34": {Screen: terminal.Screen{Width: 80}, Args: []string{"map"}, Change: oldTaint},
 	})

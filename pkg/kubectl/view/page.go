@@ -189,30 +189,37 @@ func Pool(n Node, labels map[string]string, keys []string) string {
 	return cmp.Or(strings.Join(models, " + "), "without GPUs")
 }
 
-// WaitingPod is a pod that no node has been found for.
+// WaitingPod is a pod that no node has been found for, or whose node hasn't started it.
 type WaitingPod struct {
-	Namespace string      `json:"namespace"`
-	Name      string      `json:"name"`
-	Since     metav1.Time `json:"since"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Node that the pod is bound to, Since when it is; without a node, since it was created.
+	Node  string      `json:"node,omitempty"`
+	Since metav1.Time `json:"since"`
 	// Wants are the names of the pod's claims, and its extended resources.
 	Wants []string `json:"wants"`
 	// Message is the scheduler's; empty where it said nothing yet.
 	Message string `json:"message,omitempty"`
 }
 
-// Waiting returns the pods that wait for a node and want devices, the oldest first.
-// Those that a scheduling gate holds back don't wait for devices.
+// Waiting returns the pods that want devices and wait for a node, or to be started there, the
+// oldest first. Those that a scheduling gate holds back don't wait for devices. Every pod
+// waits for its node's part for a moment.
 func Waiting(pods []corev1.Pod) []WaitingPod {
 	out := []WaitingPod{}
 	for i := range pods {
 		p := &pods[i]
-		if p.Status.Phase != corev1.PodPending || p.Spec.NodeName != "" || p.DeletionTimestamp != nil || len(p.Spec.SchedulingGates) > 0 {
+		if p.Status.Phase != corev1.PodPending || p.Spec.NodeName != "" && !hangs(p) || p.DeletionTimestamp != nil || len(p.Spec.SchedulingGates) > 0 {
 			continue
 		}
-		w := WaitingPod{Namespace: p.Namespace, Name: p.Name, Since: p.CreationTimestamp, Wants: wants(p)}
+		w := WaitingPod{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Since: p.CreationTimestamp, Wants: wants(p)}
 		for _, c := range p.Status.Conditions {
-			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			switch {
+			case c.Type != corev1.PodScheduled:
+			case c.Status == corev1.ConditionFalse:
 				w.Message = c.Message
+			case w.Node != "":
+				w.Since = c.LastTransitionTime
 			}
 		}
 		if len(w.Wants) > 0 {
@@ -223,6 +230,20 @@ func Waiting(pods []corev1.Pod) []WaitingPod {
 		return cmp.Or(a.Since.Compare(b.Since.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	return out
+}
+
+// hangs reports whether a pod on a node lacks its sandbox, and so perhaps its claims, which the
+// kubelet prepares before, or has a container that can't be made with what they are.
+func hangs(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionFalse {
+			return true
+		}
+	}
+	return slices.ContainsFunc(slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool {
+		w := c.State.Waiting
+		return w != nil && (w.Reason == "CreateContainerError" || w.Reason == "RunContainerError")
+	})
 }
 
 func wants(p *corev1.Pod) []string {

@@ -29,9 +29,17 @@ func TestPage(t *testing.T) {
 		"whole":          {gpu: view.GPU{Offered: true, Fits: none, Uses: []view.Use{{Type: "gpu"}}}, state: view.StateFull, used: 1, segments: []view.Segment{{Size: 1, Uses: []int{0}}}},
 		"tainted":        {gpu: view.GPU{Offered: true, Fits: none, Taints: taint}, state: view.StateBlocked, unhealthy: true},
 		"a part tainted": {gpu: view.GPU{Offered: true, Fits: room, Taints: taint}, state: view.StateFree, unhealthy: true},
-		"broken":         {gpu: view.GPU{Fits: []view.Fit{}, Conditions: []view.Condition{{Type: "ResetRequired"}}}, state: view.StateBlocked, unhealthy: true},
-		"not offered":    {gpu: view.GPU{Fits: []view.Fit{}}, state: view.StateWithheld},
-		"unknown":        {gpu: view.GPU{Offered: true, Uses: []view.Use{}}, state: view.StateUnknown},
+		"refuses": {
+			gpu:   view.GPU{Offered: true, Fits: none, Conditions: []view.Condition{{Type: "PrepareFailed"}}, Taints: []view.Taint{{Key: "gpu.nvidia.com/unhealthy", Value: "PrepareFailed", Effect: "NoSchedule"}}},
+			state: view.StateBlocked, unhealthy: true,
+		},
+		"refuses a part": {
+			gpu:   view.GPU{Offered: true, Fits: room, Conditions: []view.Condition{{Type: "PrepareFailed"}}, Taints: []view.Taint{{Key: "gpu.nvidia.com/unhealthy", Value: "PrepareFailed", Effect: "NoSchedule"}}},
+			state: view.StateFree, unhealthy: true,
+		},
+		"broken":      {gpu: view.GPU{Fits: []view.Fit{}, Conditions: []view.Condition{{Type: "ResetRequired"}}}, state: view.StateBlocked, unhealthy: true},
+		"not offered": {gpu: view.GPU{Fits: []view.Fit{}}, state: view.StateWithheld},
+		"unknown":     {gpu: view.GPU{Offered: true, Uses: []view.Use{}}, state: view.StateUnknown},
 		"others' instance": {
 			gpu:   view.GPU{Offered: true, Fits: room, MemorySlices: 8, Instances: []view.Instance{{Placement: view.Placement{Start: 4, Size: 2}}}},
 			state: view.StatePartly, used: .25,
@@ -95,9 +103,21 @@ func TestWaiting(t *testing.T) {
 		p.Spec.ResourceClaims = nil
 		p.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"nvidia.com/gpu": {}, "cpu": {}}}}}
 	}
+	bound := func(sandbox corev1.ConditionStatus, container string) func(p *corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.NodeName = "n"
+			p.Status.Conditions = []corev1.PodCondition{
+				{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Unix(1e9, 0))},
+				{Type: corev1.PodReadyToStartContainers, Status: sandbox},
+			}
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: container}}}}
+		}
+	}
 	got := view.Waiting([]corev1.Pod{
 		pod("young", time.Minute, nil), pod("old", time.Hour, nil), pod("extended", 2*time.Hour, extended),
 		pod("placed", 0, func(p *corev1.Pod) { p.Spec.NodeName = "n" }),
+		pod("pulls its image", 0, bound(corev1.ConditionTrue, "ContainerCreating")),
+		pod("hangs", 3*time.Hour, bound(corev1.ConditionFalse, "ContainerCreating")), pod("fails", 3*time.Hour, bound(corev1.ConditionTrue, "CreateContainerError")),
 		pod("gated", 0, func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} }),
 		pod("no devices", 0, func(p *corev1.Pod) { p.Spec.ResourceClaims = nil }),
 		pod("deleted", 0, func(p *corev1.Pod) { p.DeletionTimestamp = &p.CreationTimestamp }),
@@ -108,6 +128,8 @@ func TestWaiting(t *testing.T) {
 		{Name: "extended", Since: at(2 * time.Hour), Wants: []string{"nvidia.com/gpu"}, Message: "no room"},
 		{Name: "old", Since: at(time.Hour), Wants: []string{"gpu"}, Message: "no room"},
 		{Name: "young", Since: at(time.Minute), Wants: []string{"gpu"}, Message: "no room"},
+		{Name: "fails", Node: "n", Since: at(0), Wants: []string{"gpu"}},
+		{Name: "hangs", Node: "n", Since: at(0), Wants: []string{"gpu"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

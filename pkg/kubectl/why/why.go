@@ -1,12 +1,13 @@
-// Package why is kubectl gpu why: why a pod waits for devices, and what would change it.
+// Package why is kubectl gpu why: why a pod waits for devices, or isn't started with them, and
+// what would change it.
 package why
 
 import (
 	"context"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -18,7 +19,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 )
 
-// Explanation is why a pod waits.
+// Explanation is why a pod waits, or isn't started.
 type Explanation struct {
 	Pod string `json:"pod"`
 	// Waits: the pod waits for devices.
@@ -28,6 +29,9 @@ type Explanation struct {
 	Change string `json:"change,omitempty"`
 	// NotLookedAt are sentences about nodes that don't take the pod, whatever its claims.
 	NotLookedAt []string `json:"notLookedAt,omitempty"`
+	// Also are sentences about what else is known of a pod that a node doesn't start: the
+	// conditions of its GPUs, events of its claims.
+	Also []string `json:"also,omitempty"`
 	// Reason in detail, if claims of the pod fit nowhere.
 	Reason *fit.Reason `json:"reason,omitempty"`
 }
@@ -36,11 +40,15 @@ type Explanation struct {
 func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why POD",
-		Short: "Say why a pod waits for devices, and what would change it",
+		Short: "Say why a pod waits for devices or isn't started with them, and what would change it",
 		Long: `Say in one sentence why a pod waits for its devices: no device matches, and which
 values they have; a taint; a counter or a capacity that other claims have used up; a
 quota that refuses the claim. And in another, what would change it. The scheduler's own
-allocator judges.`,
+allocator judges.
+
+Of a pod that is on a node and hangs in ContainerCreating, or in Terminating, say what
+keeps it: what the kubelet and the node's plugin say, conditions of its GPUs, devices that
+processes of ended pods still have.`,
 		Example: `  kubectl gpu why train-0
   kubectl gpu why train-0 -n team -o json`,
 		Args: cluster.Exactly("the name of a pod"),
@@ -112,17 +120,32 @@ func tellWhy(ctx context.Context, o *cluster.Options, name string) error {
 	if out.Change != "" {
 		fmt.Fprintln(o.Out, out.Change)
 	}
+	for _, text := range out.Also {
+		fmt.Fprintln(o.Out, "- "+text)
+	}
 	if len(out.NotLookedAt) > 0 {
 		fmt.Fprintf(o.Out, "Not looked at: %s.\n", strings.Join(out.NotLookedAt, "; "))
 	}
 	return nil
 }
 
-// explain finds out why the pod waits.
+// explain finds out why the pod waits, or isn't started.
 func explain(ctx context.Context, r *cluster.Reader, pod *corev1.Pod) (Explanation, error) {
 	if out, ok := placed(pod); ok {
 		return out, nil
 	}
+	if pod.Spec.NodeName == "" {
+		return whyPending(ctx, r, pod)
+	}
+	s, err := readStart(ctx, r, pod)
+	if err != nil {
+		return Explanation{}, err
+	}
+	return s.explain(), nil
+}
+
+// whyPending finds out why the scheduler doesn't place the pod.
+func whyPending(ctx context.Context, r *cluster.Reader, pod *corev1.Pod) (Explanation, error) {
 	j, objects, err := r.Judge(ctx, pod.Namespace, pod)
 	if err != nil {
 		return Explanation{}, err
@@ -144,7 +167,8 @@ func explain(ctx context.Context, r *cluster.Reader, pod *corev1.Pod) (Explanati
 			Change: "Change the pod's node selector, affinity or tolerations, or the nodes, or wait until other pods end there.",
 		}, nil
 	case len(claims.Waiting) == 0:
-		return Explanation{Text: "All its claims have devices; it waits for something else: " + schedulersWord(pod)}, nil
+		also, err := conditionsOf(ctx, r, pod, claims.Allocated)
+		return Explanation{Text: "All its claims have devices; it waits for something else: " + schedulersWord(pod), Also: also}, err
 	}
 	r.NoteVersion()
 	answer, err := j.Fits(ctx, nodes, claims, 1)
@@ -223,12 +247,6 @@ func quotaAdvice(message, namespace string) string {
 // refusal returns the newest message on claims of the pod or its PodGroup; "" if there is none.
 func refusal(pod *corev1.Pod, events []corev1.Event) string {
 	var newest *corev1.Event
-	when := func(e *corev1.Event) time.Time {
-		if e.EventTime.After(e.LastTimestamp.Time) {
-			return e.EventTime.Time
-		}
-		return e.LastTimestamp.Time
-	}
 	for i := range events {
 		e := &events[i]
 		if e.Reason == uncreated && isAbout(e, pod) && (newest == nil || !when(e).Before(when(newest))) {
@@ -254,13 +272,10 @@ func isAbout(e *corev1.Event, pod *corev1.Pod) bool {
 // placed answers for a pod that the scheduler isn't asked about any more, or not yet.
 func placed(pod *corev1.Pod) (Explanation, bool) {
 	switch {
-	case pod.DeletionTimestamp != nil:
+	case pod.DeletionTimestamp != nil && pod.Spec.NodeName == "":
 		return Explanation{Text: "It is being deleted."}, true
-	case pod.Spec.NodeName != "":
-		return Explanation{
-			Text:   fmt.Sprintf("It doesn't wait for devices: it is on %s, and its phase is %s.", pod.Spec.NodeName, pod.Status.Phase),
-			Change: fmt.Sprintf("If it doesn't run, its events say why: kubectl describe pod %s -n %s.", pod.Name, pod.Namespace),
-		}, true
+	case pod.Spec.NodeName != "" && pod.DeletionTimestamp == nil && hasStarted(pod):
+		return Explanation{Text: fmt.Sprintf("It doesn't wait for devices: it is on %s, and its phase is %s.", pod.Spec.NodeName, pod.Status.Phase)}, true
 	case len(pod.Spec.SchedulingGates) > 0:
 		return Explanation{
 			Text:   fmt.Sprintf("The scheduler doesn't look at it: it has the scheduling gate %s.", pod.Spec.SchedulingGates[0].Name),
@@ -268,6 +283,13 @@ func placed(pod *corev1.Pod) (Explanation, bool) {
 		}, true
 	}
 	return Explanation{}, false
+}
+
+// hasStarted reports whether the pod has ended, or runs with all its containers.
+func hasStarted(pod *corev1.Pod) bool {
+	waits := func(c corev1.ContainerStatus) bool { return c.State.Waiting != nil }
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed ||
+		pod.Status.Phase == corev1.PodRunning && !slices.ContainsFunc(pod.Status.ContainerStatuses, waits)
 }
 
 // schedulersWord is the scheduler's message about the pod.

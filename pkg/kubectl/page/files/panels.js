@@ -66,10 +66,13 @@ const asksAtOnce = 4;
 // listed is how many of a kind the panel lists.
 const listed = 8;
 
+// startsWithin is how long, in milliseconds, a node takes to start a pod that isn't listed.
+const startsWithin = 30_000;
+
 // drawAttention lists what an administrator should look at.
 export function drawAttention(cluster, nodes, small, select, search) {
   const draw = () => drawAttention(cluster, nodes, small, select, search);
-  const waiting = cluster.waiting ?? [];
+  const waiting = (cluster.waiting ?? []).filter((p) => !p.node || Date.now() - Date.parse(p.since) > startsWithin);
   const unhealthy = nodes.flatMap((n) => n.gpus).filter((g) => findings(g).some((t) => !t.quiet));
   const impaired = nodes.filter((n) => n.problems?.length);
   const parts = [];
@@ -120,9 +123,10 @@ function waitingPod(p, atOnce, draw) {
   return h("li.item", null,
     h("span.title", null, h("b", null, p.name), h("span", null, p.namespace), h("time", null, age(p.since))),
     known?.text ? [h("span.text", null, known.text), known.change ? h("span.text.change", null, known.change) : null,
+      known.also?.map((text) => h("span.text", null, text)),
       known.notLookedAt?.length ? h("span.text", null, `Not looked at: ${known.notLookedAt.join("; ")}.`) : null]
-      : h("span.text.quote", null, known ? "Asking the allocator …" : p.message || "The scheduler hasn't looked at it yet."),
-    !known || stale || (known.text && !atOnce) ? h("button.quiet", {type: "button", "data-key": `why ${key}`, onclick: () => ask(p, draw)}, known ? "Ask again" : "Why?") : null);
+      : h("span.text.quote", null, known ? "Asking …" : p.message || (p.node ? `It is on ${p.node}, which hasn't started it.` : "The scheduler hasn't looked at it yet.")),
+    !known || stale || (known.text && (p.node || !atOnce)) ? h("button.quiet", {type: "button", "data-key": `why ${key}`, onclick: () => ask(p, draw)}, known ? "Ask again" : "Why?") : null);
 }
 
 // keepFocus draws, and gives the focus back to what had it.
