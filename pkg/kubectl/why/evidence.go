@@ -45,6 +45,9 @@ func (s *start) conditions() []condition {
 				continue
 			}
 			text := fmt.Sprintf("GPU %d of node %s has the condition %s: %s", facts.GPUs[i].Index, s.inventory.Name, c.Type, sentence(c.Message))
+			if at := c.RetryAt; at != nil && len(c.Refused) > 0 {
+				text += fmt.Sprintf(" %s is offered again at %s, so that one claim tries it.", c.Refused[0], at.UTC().Format(time.RFC3339))
+			}
 			if !slices.Contains(texts(out), text) {
 				out = append(out, condition{c.Type, text})
 			}
