@@ -39,6 +39,8 @@ type options struct {
 	pods   int
 	// rollouts of the plugin in which prepares are measured.
 	rollouts int
+	// refusals of partitions after which a pod runs elsewhere.
+	refusals int
 	// handovers from a force-deleted pod to the next one.
 	handovers int
 	idle      time.Duration
@@ -63,6 +65,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 200, "prepares measured at each number of prepared claims")
 	flag.IntVar(&o.pods, "pods", 20, "pods started with and without a claim")
 	flag.IntVar(&o.handovers, "handovers", 30, "force-deleted pods whose GPU another pod waits for")
+	flag.IntVar(&o.refusals, "refusals", 10, "pods whose partition is refused, and which run elsewhere")
 	flag.IntVar(&o.rollouts, "rollouts", 10, "rollouts of the plugin that prepares are measured in")
 	flag.DurationVar(&o.idle, "idle", 6*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
 	flag.IntVar(&o.stormNodes, "storm-nodes", 500, "hollow nodes, which have no machine, whose eight GPUs fail at once")
@@ -128,6 +131,7 @@ func (b *bench) parts() []part {
 		{"mps", b.mps, true},
 		{"pods", b.pods, true},
 		{"handover", b.handover, true},
+		{"refusal", b.refused, true},
 		{"health", b.health, true},
 		{"memory", b.memory, true},
 		{"writes", b.writesPerClaim, true},

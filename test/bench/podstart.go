@@ -86,15 +86,9 @@ var kubeletHistograms = map[string][]string{
 // kubeletTimes returns the time that the kubelet has spent on each operation
 // since it started.
 func (b *bench) kubeletTimes(ctx context.Context) (map[string]time.Duration, error) {
-	stream, err := b.stack.Kube().CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", b.node, "proxy/metrics").Stream(ctx)
+	families, err := b.kubeletMetrics(ctx, b.node)
 	if err != nil {
-		return nil, fmt.Errorf("read the metrics of the kubelet on %s: %w", b.node, err)
-	}
-	defer stream.Close()
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(stream)
-	if err != nil {
-		return nil, fmt.Errorf("parse the metrics of the kubelet on %s: %w", b.node, err)
+		return nil, err
 	}
 	times := map[string]time.Duration{}
 	for name, operations := range kubeletHistograms {
@@ -105,6 +99,21 @@ func (b *bench) kubeletTimes(ctx context.Context) (map[string]time.Duration, err
 		}
 	}
 	return times, nil
+}
+
+// kubeletMetrics returns the metrics of a node's kubelet.
+func (b *bench) kubeletMetrics(ctx context.Context, node string) (map[string]*dto.MetricFamily, error) {
+	stream, err := b.stack.Kube().CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", node, "proxy/metrics").Stream(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the metrics of the kubelet on %s: %w", node, err)
+	}
+	defer stream.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(stream)
+	if err != nil {
+		return nil, fmt.Errorf("parse the metrics of the kubelet on %s: %w", node, err)
+	}
+	return families, nil
 }
 
 // operationOf returns the operation that a metric is about.
