@@ -62,11 +62,6 @@ func claims() []Obstacle {
 			Do:    "Delete the pods of the claim that the message names, or delete this pod so that its claim is allocated again.",
 		},
 		{
-			Texts: []string{" is in the way, and ", "it is divided: "},
-			Means: "another claim has a partition of the GPU where this claim's device belongs",
-			Do:    "Delete the pods of the claim that the message names, or delete this pod so that its claim is allocated again.",
-		},
-		{
 			Texts: []string{" there is for shares "},
 			Means: "more memory of shares is allocated than the GPU has, mostly because a pod was force-deleted",
 			Do:    "While one of the claims that the message names is being released, the kubelet tries again; otherwise delete their pods, or this one.",

@@ -19,6 +19,11 @@ func moments() []Obstacle {
 			Do:    "It ends when the API server answers. After `can't be read`, the GPU's condition `StateUnreadable` says how.",
 		},
 		{
+			Texts: []string{"the GPU is divided for another claim", " is in the way, and ", "it is divided: ", "which may be leaving"},
+			Means: "another claim has a partition of the GPU where this claim's device belongs, or engines that it needs",
+			Do:    "While that claim is being released, the kubelet tries again. Otherwise delete its pods, or this one so that its claim is allocated again.",
+		},
+		{
 			Texts: []string{"the claim was allocated again"},
 			Means: "the claim was deallocated while the kubelet had it prepared",
 			Do:    "Delete the pod; the claim can be prepared when the kubelet has unprepared it.",

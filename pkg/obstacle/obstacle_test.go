@@ -26,6 +26,8 @@ var untold = map[string][]string{
 	"it comes with a text that is listed": {
 		"device held by another claim", "this will be tried again, and succeeds when these have ended", "compute instances, MIG device",
 		"/server.log ends with: ", "s.Message()", "v.unreadable", "f.absence()", "(nvidia-smi says that it is", "a share that is allocated several times has no limits of its own",
+		"while the kubelet still has it prepared", "before the end of its previous devices", "a device plugin may serve its GPUs", "the MPS daemon doesn't work", "why",
+		"no daemon",
 	},
 	"it is the end of a text that is listed": {"in use", "not supported", "not found", "another instance is there"},
 	"it is a part of a configuration's error": {
