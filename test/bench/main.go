@@ -41,6 +41,8 @@ type options struct {
 	rollouts int
 	// refusals of partitions after which a pod runs elsewhere.
 	refusals int
+	// refusedPods are given a partition that the hardware refuses.
+	refusedPods int
 	// handovers from a force-deleted pod to the next one.
 	handovers int
 	idle      time.Duration
@@ -66,6 +68,7 @@ func main() {
 	flag.IntVar(&o.pods, "pods", 20, "pods started with and without a claim")
 	flag.IntVar(&o.handovers, "handovers", 30, "force-deleted pods whose GPU another pod waits for")
 	flag.IntVar(&o.refusals, "refusals", 10, "pods whose partition is refused, and which run elsewhere")
+	flag.IntVar(&o.refusedPods, "refused-pods", 100, "pods of which a GPU refuses the partition, one after the other")
 	flag.IntVar(&o.rollouts, "rollouts", 10, "rollouts of the plugin that prepares are measured in")
 	flag.DurationVar(&o.idle, "idle", 6*time.Minute, "how long to watch an idle cluster for API writes; 0 leaves that out")
 	flag.IntVar(&o.stormNodes, "storm-nodes", 500, "hollow nodes, which have no machine, whose eight GPUs fail at once")

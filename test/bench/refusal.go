@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -49,6 +51,9 @@ func (b *bench) refused(ctx context.Context) error {
 		}
 	}
 	s.print(b.report)
+	if err := b.refusedMany(ctx, node); err != nil {
+		return err
+	}
 	return b.hardware(ctx, node, "fault", "--clear")
 }
 
@@ -218,12 +223,16 @@ func setOnce(t *time.Duration, at time.Duration, seen bool) {
 	}
 }
 
-// forgetRefusal deletes the Deployment with its pods, ends the condition of GPU 0 by hand, and
-// waits until the node's devices have no taints.
+// forgetRefusal deletes the Deployment with its pods, and has the node forget the refusal.
 func (b *bench) forgetRefusal(ctx context.Context, node, name string) error {
 	if out, err := b.stack.Kubectl(ctx, "delete", "deployment", "-n", namespace, name, "--cascade=foreground"); err != nil {
 		return fmt.Errorf("delete Deployment %s: %w: %s", name, err, out)
 	}
+	return b.endRefusal(ctx, node)
+}
+
+// endRefusal ends the condition of GPU 0 by hand, and waits until the node's devices have no taints.
+func (b *bench) endRefusal(ctx context.Context, node string) error {
 	me, err := b.stack.Kubectl(ctx, "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
 	if err != nil {
 		return fmt.Errorf("ask for the user's name: %w: %s", err, me)
@@ -263,4 +272,113 @@ func (b *bench) failedPrepares(ctx context.Context, node string) (n uint64, _ er
 		}
 	}
 	return n, nil
+}
+
+// refusedMany has many pods in turn be given a partition that GPU 0 refuses, as if a scheduler
+// knew nothing of taints, and counts what is written about it.
+func (b *bench) refusedMany(ctx context.Context, node string) (err error) {
+	p, err := b.dial(node)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	refused := slices.IndexFunc(b.partitions, func(d resourcev1.Device) bool {
+		return *d.Attributes["profile"].StringValue == refusedProfile && *d.Attributes["index"].IntValue == 0
+	})
+	if refused < 0 {
+		return fmt.Errorf("node %s offers no %s of GPU 0", node, refusedProfile)
+	}
+	b.progress("refusing %d pods", b.options.refusedPods)
+	claims, err := allocatedClaims(ctx, b.stack.Kube(), node, slices.Repeat([]string{b.partitions[refused].Name}, b.options.refusedPods))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	written, err := watchSlices(ctx, &running, b.stack.Kube(), metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(resourcev1.ResourceSliceSelectorNodeName, node).String(),
+	})
+	if err != nil {
+		return err
+	}
+	reports, err := b.watchRetries(ctx, &running, node)
+	if err != nil {
+		return err
+	}
+	for i, c := range claims {
+		if err := b.reserve(ctx, c, i); err != nil {
+			return err
+		}
+		if err := p.prepare(ctx, c); err == nil {
+			return fmt.Errorf("claim %s was prepared, and GPU 0 refuses its partition", c.Name)
+		}
+	}
+	if err := pause(ctx, 5*time.Second); err != nil { // for writes that follow late
+		return err
+	}
+	most, _, _ := written.writes()
+	pauses, writes := reports.counts()
+	events, err := b.stack.Kube().CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + string(gpu.PrepareFailed)})
+	if err != nil {
+		return fmt.Errorf("list events: %w", err)
+	}
+	b.figure("refused_pods_pauses", float64(pauses))
+	b.figure("refused_pods_slice_writes_per_pause", float64(most)/float64(pauses))
+	b.figure("refused_pods_inventory_writes_per_pause", float64(writes)/float64(pauses))
+	b.figure("refused_pods_events", float64(len(events.Items)))
+	if err := b.deleteClaims(ctx); err != nil {
+		return err
+	}
+	return b.endRefusal(ctx, node)
+}
+
+// reserve reserves a claim for a pod, which only the plugin's events name.
+func (b *bench) reserve(ctx context.Context, c *resourcev1.ResourceClaim, i int) error {
+	name := fmt.Sprintf("refused-%d", i)
+	c.Status.ReservedFor = []resourcev1.ResourceClaimConsumerReference{{Resource: "pods", Name: name, UID: types.UID(name)}}
+	if _, err := b.stack.Kube().ResourceV1().ResourceClaims(namespace).UpdateStatus(ctx, c, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("reserve claim %s: %w", c.Name, err)
+	}
+	return nil
+}
+
+// retries counts the writes of an inventory, and the pauses that they tell of.
+type retries struct {
+	mu     sync.Mutex
+	at     map[string]bool
+	writes int
+}
+
+func (r *retries) counts() (pauses, writes int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.at), r.writes
+}
+
+// watchRetries follows a node's inventory until ctx ends.
+func (b *bench) watchRetries(ctx context.Context, running *sync.WaitGroup, node string) (*retries, error) {
+	cmd := b.stack.Command(ctx, "kubectl", "get", "gpuinventory", node, "--watch-only", "-o",
+		`jsonpath={.status.gpus[?(@.index==0)].conditions[?(@.type=="PrepareFailed")].retryAt}{"\n"}`)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("watch the inventory of %s: %w", node, err)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("watch the inventory of %s: %w", node, err)
+	}
+	r := &retries{at: map[string]bool{}}
+	running.Go(func() {
+		defer func() { _ = cmd.Wait() }() // ctx ends it
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			r.mu.Lock()
+			r.writes++
+			if at := lines.Text(); at != "" {
+				r.at[at] = true
+			}
+			r.mu.Unlock()
+		}
+	})
+	return r, nil
 }
