@@ -14,12 +14,12 @@ import (
 
 // SawOutcome handles the outcome of a prepare. A refusal begins the condition PrepareFailed, or
 // lasts, and the pods of the claim are told. The condition ends when a claim was given silicon
-// that others were refused. It is for one goroutine.
+// that needs some of what others were refused. It is for one goroutine.
 func (m *Monitor) SawOutcome(ctx context.Context, o prepare.Outcome) {
 	w := m.getOrAdd(o.GPU)
 	if o.Problem == "" {
 		m.change(ctx, w, func(s health.State) health.State {
-			if !m.isRefused(s, o.Silicon) {
+			if !m.needsRefused(s, o.Silicon) {
 				return s
 			}
 			return s.ObservePrepared(o.At)
@@ -33,11 +33,12 @@ func (m *Monitor) SawOutcome(ctx context.Context, o prepare.Outcome) {
 	m.warnRefused(o, m.stateOf(w))
 }
 
-// isRefused reports whether claims were refused a device of this silicon.
-func (m *Monitor) isRefused(s health.State, silicon gpu.Device) bool {
+// needsRefused reports whether silicon needs, all or in part, what claims were refused: it may be
+// what was offered to be tried.
+func (m *Monitor) needsRefused(s health.State, silicon gpu.Device) bool {
 	return slices.ContainsFunc(refused(s).Refused, func(name gpu.DeviceName) bool {
 		d, _, _ := m.cfg.Facts.Device(name) // also if its GPU doesn't answer
-		return d != nil && gpu.Base(d) == silicon
+		return d != nil && (gpu.Base(d) == silicon || gpu.NeedsSilicon(silicon, d))
 	})
 }
 

@@ -89,15 +89,19 @@ func TestRefusedDevice(t *testing.T) {
 		n.wantRefused(50*time.Second, large) // before the driver was asked
 		n.drive()
 		n.divide()
-		n.give(partition("1g.10gb", 4, 1)) // which doesn't need all of it
+		n.give(partition("1g.10gb", 0, 1)) // which needs other silicon
 		n.give(gpu.Whole{GPU: gpu1})
 		n.has(gpu0, gpu.PrepareFailed)
 		n.give(partition("3g.40gb", 4, 4))
 		n.has(gpu0)
+		n.refuse("another", large, partition("3g.40gb", 4, 4))
+		n.has(gpu0, gpu.PrepareFailed)
+		n.give(partition("1g.10gb", 4, 1)) // in its turn
+		n.has(gpu0)
 		n.restart()
 		n.has(gpu0)
-		if begun, ended := n.eventsWith("PrepareFailed: GPU "+string(gpu0)), n.eventsWith("GPURecovered"); begun != 1 || ended != 1 {
-			t.Errorf("events %q, want one of the beginning and one of the end on the node", n.events)
+		if begun, ended := n.eventsWith("PrepareFailed: GPU "+string(gpu0)), n.eventsWith("GPURecovered"); begun != 2 || ended != 2 {
+			t.Errorf("events %q, want one of each beginning and each end on the node", n.events)
 		}
 	})
 }
