@@ -19,7 +19,7 @@ func moments() []Obstacle {
 			Do:    "It ends when the API server answers. After `can't be read`, the GPU's condition `StateUnreadable` says how.",
 		},
 		{
-			Texts: []string{"the GPU is divided for another claim", " is in the way, and ", "it is divided: ", "which may be leaving"},
+			Texts: []string{"the GPU is divided for another claim", " is in the way, and ", "delete that claim's pods, or delete this pod so that its claim is allocated again", "which may be leaving"},
 			Means: "another claim has a partition of the GPU where this claim's device belongs, or engines that it needs",
 			Do:    "While that claim is being released, the kubelet tries again. Otherwise delete its pods, or this one so that its claim is allocated again.",
 		},

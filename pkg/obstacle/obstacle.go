@@ -51,7 +51,7 @@ type Obstacle struct {
 	// Foreign: the texts are those of the kubelet, the container runtime or NVIDIA's programs.
 	Foreign bool
 	// Texts are parts of messages, without what differs from one to the next: each identifies
-	// the obstacle. The first is shown.
+	// the obstacle.
 	Texts []string
 	// Means explains the message: a clause.
 	Means string
