@@ -116,9 +116,8 @@ func together(a, b Device) bool {
 	return false
 }
 
-// NeedsSilicon reports whether a device needs the silicon of another one: one of them can't be
-// used if the hardware refuses what the other needs. Of a share, that is its MPS daemon, which
-// only the other shares need.
+// NeedsSilicon reports whether d can't be used while the hardware refuses what another device
+// needs: some of its silicon, or, if that is a share, its MPS daemon, which only shares need.
 func NeedsSilicon(d, of Device) bool {
 	if failed, ok := of.(Share); ok {
 		share, ok := d.(Share)

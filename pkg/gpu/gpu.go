@@ -237,9 +237,10 @@ type Condition struct {
 // turnLength is how long one device is offered to be tried before another one is.
 const turnLength = 30 * time.Minute
 
-// TurnAt returns which of the devices that need refused silicon is to be tried again: 0 for none,
-// until retryAt, then the first one, and after each half hour in which no claim has tried the
-// next one, because claims for one device may never come. left is how long that stays so.
+// TurnAt returns which of the devices that need refused silicon a claim is to try: 0, none, until
+// retryAt; then 1, the first one; and one more after each half hour, because claims for one
+// device may never come. When a claim has tried one, the plugin reports another retryAt, or the
+// end of the condition. left is how long the turn lasts.
 func TurnAt(retryAt, now time.Time) (turn int, left time.Duration) {
 	if left = retryAt.Sub(now); left > 0 {
 		return 0, left
@@ -283,8 +284,8 @@ const (
 	// answer, or has no server. It concerns shares only.
 	MPSDaemonFailed ConditionType = "MPSDaemonFailed"
 	// PrepareFailed: the GPU could not be made ready for claims that were allocated some of its
-	// devices. It concerns the devices that need the same silicon, until one of these claims
-	// can be prepared.
+	// devices. It concerns the devices that need the same silicon, until a claim is given some
+	// of that.
 	PrepareFailed ConditionType = "PrepareFailed"
 	// ComputeModeChanged: somebody has set the compute mode of a GPU with MPS shares
 	// to one that doesn't keep other processes off it. It is left so.

@@ -61,8 +61,10 @@ type Cause struct {
 	XID uint64 `json:"xid,omitempty"`
 	// Links that were down since the cause began.
 	Links []int `json:"links,omitempty"`
-	// Refused are the devices that claims could not be given, the one to be tried again first;
-	// Tries is how often that was found out in turn, and RetryAt when it may be tried again.
+	// Refused are the devices that claims could not be given, the one to be tried again first.
+	// RetryAt is the end of the pause, before which no claim is to try it. Tries counts the
+	// tries in vain, and before the first one how often the cause has come back: the length of
+	// the next pause follows from it.
 	Refused []gpu.DeviceName `json:"refused,omitempty"`
 	Tries   int              `json:"tries,omitempty"`
 	RetryAt time.Time        `json:"retryAt,omitzero"`

@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	// firstRetry and maxRetry are the shortest and the longest time for which a device that
+	// minPause and maxPause are the shortest and the longest time for which a device that
 	// a claim could not be given is kept from others.
-	firstRetry = time.Minute
-	maxRetry   = 30 * time.Minute
+	minPause = time.Minute
+	maxPause = 30 * time.Minute
 	// maxRefused is how many refused devices are kept, the last ones. A GPU has no more at
 	// once; while plans change, there are others.
 	maxRefused = 128
@@ -66,20 +66,20 @@ func (c Cause) refuse(r Refusal, keepsPlace bool) Cause {
 // again. The pause ends with a second, because the inventory has no fractions of one, and both
 // the plugin and the controller compare their clocks with it.
 func (c Cause) triedInVain(r Refusal) Cause {
-	pause := firstRetry
+	pause := minPause
 	for range c.Tries {
-		pause = min(2*pause, maxRetry)
+		pause = min(2*pause, maxPause)
 	}
 	c.Tries = min(c.Tries+1, maxFlaps)
 	c.Message, c.RetryAt = r.Message, r.At.Add(pause).Truncate(time.Second)
 	return c.refuse(r, false)
 }
 
-// withPause returns the cause with a pause that ends within maxRetry: one that seems to be
+// withPause returns the cause with a pause that ends within maxPause: one that seems to be
 // longer began before the clock was set back.
 func (c Cause) withPause(now time.Time) Cause {
-	if c.RetryAt.Sub(now) > maxRetry {
-		c.RetryAt = now.Add(maxRetry).Truncate(time.Second)
+	if c.RetryAt.Sub(now) > maxPause {
+		c.RetryAt = now.Add(maxPause).Truncate(time.Second)
 	}
 	return c
 }

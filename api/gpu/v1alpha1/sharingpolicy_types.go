@@ -56,8 +56,8 @@ type SharingPolicySpec struct {
 	Health HealthPolicy `json:"health,omitzero"`
 }
 
-// HealthPolicy adds to the treatment of unhealthy GPUs. What ends pods needs an API server
-// that stores taints of devices.
+// HealthPolicy adds to the treatment of unhealthy GPUs. Pods are ended only where the API
+// server stores taints of devices.
 type HealthPolicy struct {
 	// evict ends the pods that use a GPU which is lost, or needs a reset of its bus or a
 	// reboot of its node, unless they tolerate the taint gpu.nvidia.com/unhealthy.

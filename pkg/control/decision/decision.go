@@ -34,7 +34,7 @@ type Input struct {
 	Allocated []gpu.DeviceName
 	// Able has the abilities of API server and scheduler.
 	Able publish.Abilities
-	// Now tells which devices that claims could not be given are to be tried again.
+	// Now decides which of the devices that claims could not be given is to be tried again.
 	Now time.Time
 }
 
@@ -94,7 +94,7 @@ func applyHealthPolicy(conditions []gpu.Condition, p v1alpha1.HealthPolicy) {
 	}
 }
 
-// setTurns sets which refused devices are to be tried again.
+// setTurns sets which device of each GPU that refuses some is to be tried again.
 func setTurns(conditions []gpu.Condition, now time.Time) {
 	for i := range conditions {
 		conditions[i].Turn, _ = gpu.TurnAt(conditions[i].RetryAt, now)

@@ -137,7 +137,7 @@ func (n *Reconciler) reconcile(ctx context.Context, r reconcile.Request) (reconc
 	if decision.Owner(inv).UID == "" {
 		return n.withdrawUnowned(ctx, inv)
 	}
-	// The decision is made later: it misses no turn that begins meanwhile.
+	// Read the clock before the decision does: a turn that begins in between would be missed.
 	wait := plan.UntilNextTurn(inv, n.Clock.Now())
 	result, err := n.offer(ctx, inv)
 	result.RequeueAfter = undone.Sooner(result.RequeueAfter, wait)

@@ -96,7 +96,8 @@ type GPU struct {
 type facts struct {
 	inventory, labels, rules, claims string
 	able                             publish.Abilities
-	// turns are those of all refused devices, added up: each only grows.
+	// turns is the sum of the turns of the conditions (gpu.TurnAt). While the inventory stays the
+	// same none becomes less, so the sum differs if one does.
 	turns int
 }
 
@@ -236,8 +237,8 @@ func UntilNextTurn(inv *v1alpha1.GPUInventory, now time.Time) time.Duration {
 	return left
 }
 
-// turns returns the sum of the turns of a node's refused devices, and how long it stays so; 0
-// for ever.
+// turns returns the sum of the turns of a node's conditions, and how long it stays so; 0: no
+// condition has turns.
 func turns(inv *v1alpha1.GPUInventory, now time.Time) (sum int, left time.Duration) {
 	for _, g := range inv.Status.GPUs {
 		for _, c := range g.Conditions {
