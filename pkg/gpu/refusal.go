@@ -5,11 +5,11 @@ package gpu
 // change is in the way. It isn't for a GPU that is lost or doesn't answer, nor for what the
 // node's other GPUs would refuse too.
 type RefusedError struct {
-	// Silicon is what can't be given: a Whole or a Partition, or all of those of which one
-	// is to blame and it isn't known which.
+	// Silicon is what can't be given: a Whole or a Partition; several if one of them is to
+	// blame, and it isn't known which.
 	Silicon []Device
-	// Deed is what can't be done, and completes "the GPU can't": "create a 3g.40gb partition".
-	Deed string
+	// Action is what can't be done, and completes "the GPU can't": "create a 3g.40gb partition".
+	Action string
 	// Err is the reason.
 	Err error
 }

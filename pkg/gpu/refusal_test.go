@@ -8,7 +8,7 @@ import (
 
 func TestRefusedError(t *testing.T) {
 	reason := errors.New("Unknown Error")
-	err := fmt.Errorf("prepare: %w", &RefusedError{Silicon: []Device{Whole{GPU: "a"}}, Deed: "be used whole", Err: reason})
+	err := fmt.Errorf("prepare: %w", &RefusedError{Silicon: []Device{Whole{GPU: "a"}}, Action: "be used whole", Err: reason})
 	if got := err.Error(); got != "prepare: Unknown Error" || !errors.Is(err, reason) {
 		t.Errorf("got %q, want the reason only", got)
 	}

@@ -130,8 +130,8 @@ func TestPartitionErrors(t *testing.T) {
 		given prepared
 		aside string
 		says  string
-		// deed is what the GPU can't do; empty: it isn't the GPU's fault.
-		deed string
+		// action is what the GPU can't do; empty: it isn't the GPU's fault.
+		action string
 	}{
 		"no compute instance":    {incomplete, "", "not a MIG device", ofPartition},
 		"no such instance":       {unknown, "", filepath.Join(proc, "driver/nvidia/capabilities/gpu3/mig/gi99/access"), ofPartition},
@@ -154,8 +154,8 @@ func TestPartitionErrors(t *testing.T) {
 				t.Errorf("got %v, want an error that says %q", err, tc.says)
 			}
 			refused, ok := errors.AsType[*gpu.RefusedError](err)
-			if ok != (tc.deed != "") || ok && (refused.Deed != tc.deed || !slices.Equal(refused.Silicon, []gpu.Device{tc.given.Device})) {
-				t.Errorf("the GPU refuses: %+v, want that it can't %q", refused, tc.deed)
+			if ok != (tc.action != "") || ok && (refused.Action != tc.action || !slices.Equal(refused.Silicon, []gpu.Device{tc.given.Device})) {
+				t.Errorf("the GPU refuses: %+v, want that it can't %q", refused, tc.action)
 			}
 			if claims, _ := s.Claims(); len(claims) != 0 {
 				t.Errorf("a failed write left specifications of %v", claims)

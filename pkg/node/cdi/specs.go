@@ -175,11 +175,11 @@ func (c *computed) check(h driverroot.Host, d *Driver, devices map[gpu.DeviceNam
 
 // refused returns the error as a refusal of the silicon.
 func refused(silicon gpu.Device, err error) error {
-	deed := "be given to containers"
+	action := "be given to containers"
 	if p, ok := silicon.(gpu.Partition); ok {
-		deed = fmt.Sprintf("give its %s partition to containers", p.Profile)
+		action = fmt.Sprintf("give its %s partition to containers", p.Profile)
 	}
-	return &gpu.RefusedError{Silicon: []gpu.Device{silicon}, Deed: deed, Err: err}
+	return &gpu.RefusedError{Silicon: []gpu.Device{silicon}, Action: action, Err: err}
 }
 
 // checkDevice returns an error if a path in a device's edits isn't on the host.

@@ -20,11 +20,11 @@ var (
 
 // refused returns the error as a refusal of the silicon that a claim is to be given.
 func (v *visit) refused(err error) error {
-	deed := "be used whole"
+	action := "be used whole"
 	if p, ok := v.want.(gpu.Partition); ok {
-		deed = fmt.Sprintf("create a %s partition", p.Profile)
+		action = fmt.Sprintf("create a %s partition", p.Profile)
 	}
-	return &gpu.RefusedError{Silicon: []gpu.Device{v.want}, Deed: deed, Err: err}
+	return &gpu.RefusedError{Silicon: []gpu.Device{v.want}, Action: action, Err: err}
 }
 
 // judge returns an error of the hardware as a refusal, if it is one.

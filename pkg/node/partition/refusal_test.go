@@ -31,7 +31,7 @@ func (h *hardware) refusals(times int, err error, calls ...string) {
 }
 
 // wantRefusal checks whether the error says that silicon refuses claims, and what it can't do.
-func wantRefusal(t *testing.T, err error, deed string, silicon ...gpu.Device) {
+func wantRefusal(t *testing.T, err error, action string, silicon ...gpu.Device) {
 	t.Helper()
 	refused, ok := errors.AsType[*gpu.RefusedError](err)
 	if len(silicon) == 0 {
@@ -44,8 +44,8 @@ func wantRefusal(t *testing.T, err error, deed string, silicon ...gpu.Device) {
 		t.Errorf("got %v, want a refusal", err)
 		return
 	}
-	if diff := cmp.Diff(silicon, refused.Silicon); diff != "" || refused.Deed != deed {
-		t.Errorf("the GPU can't %q, want %q; silicon (-want +got):\n%s", refused.Deed, deed, diff)
+	if diff := cmp.Diff(silicon, refused.Silicon); diff != "" || refused.Action != action {
+		t.Errorf("the GPU can't %q, want %q; silicon (-want +got):\n%s", refused.Action, action, diff)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 
 // TestClasses checks whose failure an error is.
 func TestClasses(t *testing.T) {
-	refused := &gpu.RefusedError{Silicon: []gpu.Device{gpu.Whole{GPU: "GPU-1"}}, Deed: "be used whole", Err: nvml.ErrInUse}
+	refused := &gpu.RefusedError{Silicon: []gpu.Device{gpu.Whole{GPU: "GPU-1"}}, Action: "be used whole", Err: nvml.ErrInUse}
 	_, unsupported := sharing.ReadTimeSlice(t.Context(), func(context.Context, ...string) (string, error) {
 		return "Not Supported", errors.New("exit status 1")
 	}, "GPU-1")

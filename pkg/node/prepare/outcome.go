@@ -44,7 +44,7 @@ func (p *Preparer) noteRefused(ctx context.Context, r holding.Record, before boo
 		return
 	}
 	for _, silicon := range refused.Silicon {
-		p.note(r, silicon, fmt.Sprintf("can't %s: %v", refused.Deed, refused.Err))
+		p.note(r, silicon, fmt.Sprintf("can't %s: %v", refused.Action, refused.Err))
 	}
 }
 

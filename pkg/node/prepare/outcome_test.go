@@ -28,7 +28,7 @@ func (f *fixture) outcomes(t *testing.T) []string {
 	for {
 		select {
 		case o := <-f.Outcomes():
-			deed, reason, _ := strings.Cut(o.Problem, ": ")
+			action, reason, _ := strings.Cut(o.Problem, ": ")
 			if o.Problem != "" && reason == "" {
 				t.Errorf("%q gives no reason", o.Problem)
 			}
@@ -39,7 +39,7 @@ func (f *fixture) outcomes(t *testing.T) []string {
 			for _, p := range o.Pods {
 				text += " " + o.Namespace + "/" + p.Name
 			}
-			all = append(all, strings.TrimSuffix(text+": "+deed, ": "))
+			all = append(all, strings.TrimSuffix(text+": "+action, ": "))
 		default:
 			return all
 		}

@@ -35,7 +35,7 @@ func refused(r holding.Record, daemon string, err error) error {
 			silicon = append(silicon, g.Base())
 		}
 	}
-	return &gpu.RefusedError{Silicon: silicon, Deed: "serve MPS clients", Err: err}
+	return &gpu.RefusedError{Silicon: silicon, Action: "serve MPS clients", Err: err}
 }
 
 // judgeMode returns an error of setting the GPU's compute mode as a refusal, if it is one.
@@ -43,5 +43,5 @@ func judgeMode(uuid gpu.UUID, err error) error {
 	if !nvml.IsRefusal(err) {
 		return err
 	}
-	return &gpu.RefusedError{Silicon: []gpu.Device{gpu.Whole{GPU: uuid}}, Deed: "change its compute mode", Err: err}
+	return &gpu.RefusedError{Silicon: []gpu.Device{gpu.Whole{GPU: uuid}}, Action: "change its compute mode", Err: err}
 }
