@@ -207,8 +207,8 @@ func (e DeadError) Error() string {
 	return fmt.Sprintf("GPU %s is %s: %s; the claim can be prepared when the GPU answers again, or delete this pod so that its claim is allocated again", e.GPU, e.Type, e.Message)
 }
 
-// With returns the GPUs that have a condition of this type.
-func (f *Facts) With(t gpu.ConditionType) []gpu.UUID {
+// GPUsWith returns the GPUs that have a condition of this type.
+func (f *Facts) GPUsWith(t gpu.ConditionType) []gpu.UUID {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []gpu.UUID

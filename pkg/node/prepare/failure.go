@@ -3,17 +3,49 @@ package prepare
 import (
 	"context"
 	"errors"
-	"fmt"
-	"time"
 
 	"github.com/tessera-dra/tessera/pkg/claim"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
-	"github.com/tessera-dra/tessera/pkg/node/holding"
 	"github.com/tessera-dra/tessera/pkg/node/partition"
 	"github.com/tessera-dra/tessera/pkg/node/sharing"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
+
+// step is a part of a prepare, as a reason why one failed.
+type step string
+
+const (
+	stepState    step = "state"
+	stepHardware step = "hardware"
+	stepSharing  step = "sharing"
+	stepCDI      step = "cdi"
+	stepOther    step = "other"
+)
+
+// failure is the error of a prepare, with the step that failed and the class: those of the cause,
+// whatever went wrong after it.
+type failure struct {
+	error
+
+	step  step
+	class class
+}
+
+func (f failure) Unwrap() error { return f.error }
+
+// failedAt returns the error of a step as a failure; nil for nil. If the call has ended, the
+// error may only say so.
+func failedAt(ctx context.Context, s step, err error) error {
+	if err == nil {
+		return nil
+	}
+	c := classOf(err)
+	if c == ofNode && ctx.Err() != nil {
+		c = ofMoment
+	}
+	return failure{err, s, c}
+}
 
 // class says whose failure a failed prepare is.
 type class string
@@ -69,22 +101,4 @@ func isAny(err error, targets ...error) bool {
 		}
 	}
 	return false
-}
-
-// tryAgainAfter is the pause before the second attempt at what the hardware has refused: a program
-// that only looks at the GPU, such as a monitor, may have kept it from being changed.
-const tryAgainAfter = 250 * time.Millisecond
-
-// readyAgain is a second attempt of readyDevice, if the hardware has refused the first one. One
-// refusal says little: if the call ends before the second attempt, the error isn't a refusal.
-func (p *Preparer) readyAgain(ctx context.Context, g holding.Holding, err error) (gpu.Instance, error) {
-	if _, refused := errors.AsType[*gpu.RefusedError](err); !refused {
-		return gpu.Instance{}, err
-	}
-	select {
-	case <-time.After(tryAgainAfter):
-		return p.readyDevice(ctx, g)
-	case <-ctx.Done():
-		return gpu.Instance{}, fmt.Errorf("try a second time after %q: %w", err.Error(), context.Cause(ctx))
-	}
 }

@@ -2,9 +2,11 @@ package prepare
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -76,6 +78,24 @@ func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (ma
 		maps.Copy(all, instances)
 	}
 	return all, err
+}
+
+// tryAgainAfter is the pause before the second attempt at what the hardware has refused: a program
+// that only looks at the GPU, such as a monitor, may have kept it from being changed.
+const tryAgainAfter = 250 * time.Millisecond
+
+// readyAgain is a second attempt of readyDevice, if the hardware has refused the first one. One
+// refusal says little: if the call ends before the second attempt, the error isn't a refusal.
+func (p *Preparer) readyAgain(ctx context.Context, g holding.Holding, err error) (gpu.Instance, error) {
+	if _, refused := errors.AsType[*gpu.RefusedError](err); !refused {
+		return gpu.Instance{}, err
+	}
+	select {
+	case <-time.After(tryAgainAfter):
+		return p.readyDevice(ctx, g)
+	case <-ctx.Done():
+		return gpu.Instance{}, fmt.Errorf("try a second time after %q: %w", err.Error(), context.Cause(ctx))
+	}
 }
 
 // readyDevice creates the partition and returns its instance; of a whole GPU it clears

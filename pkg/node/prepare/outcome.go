@@ -48,9 +48,10 @@ func (p *Preparer) noteRefused(ctx context.Context, r holding.Record, before boo
 	}
 }
 
-// noteGivenOn notes an outcome for each silicon of the GPUs that the claim was given.
-func (p *Preparer) noteGivenOn(gpus []gpu.UUID, r holding.Record, before bool) {
-	isOn := func(h holding.Holding) bool { return slices.Contains(gpus, h.GPU) }
+// noteGiven notes an outcome for each silicon that the claim was given of GPUs that refuse some.
+func (p *Preparer) noteGiven(r holding.Record, before bool) {
+	refusing := p.cfg.Facts.GPUsWith(gpu.PrepareFailed)
+	isOn := func(h holding.Holding) bool { return slices.Contains(refusing, h.GPU) }
 	if !slices.ContainsFunc(r.Holdings, isOn) || p.mayBeInUse(r, before) {
 		return
 	}
@@ -79,12 +80,16 @@ func (p *Preparer) note(r holding.Record, silicon gpu.Device, problem string) {
 	}
 }
 
-// mayBeInUse reports whether containers may have the claim, which was perhaps prepared before:
-// of other pods, or of the only one if the kubelet has restarted. What is wrong with its devices
-// now is no reason to end it, and that they are there doesn't say that others could have them.
+// mayBeInUse reports whether containers may have the claim, if it was prepared before: those of
+// another pod, or of its only pod after a restart of the kubelet. What is wrong with its devices
+// now is no reason to end these, and that it can be prepared again doesn't show that another
+// claim could be.
 func (p *Preparer) mayBeInUse(r holding.Record, before bool) bool {
-	if !before || len(r.Pods) > 1 {
-		return before
+	switch {
+	case !before:
+		return false
+	case len(r.Pods) > 1:
+		return true
 	}
 	mounted, err := p.cfg.Containers.IsMounted(r.ClaimUID)
 	return mounted || err != nil

@@ -250,13 +250,6 @@ func (p *Preparer) fail(ctx context.Context, r holding.Record, before bool, err 
 	return p.undo(ctx, r.ClaimUID, before, err)
 }
 
-// noteGiven notes that a claim was given devices of GPUs that refuse some, for Outcomes.
-func (p *Preparer) noteGiven(r holding.Record, before bool) {
-	if refusing := p.cfg.Facts.With(gpu.PrepareFailed); refusing != nil {
-		p.noteGivenOn(refusing, r, before)
-	}
-}
-
 // notifyPrepared queues a write of the claim's status if it has MIG devices or MPS limits.
 func (p *Preparer) notifyPrepared(realized holding.Realized) {
 	hasNews := func(h holding.Holding) bool { return h.Partition != holding.Partition{} || h.MPS != nil }
@@ -345,41 +338,6 @@ func reservedFor(c *resourceapi.ResourceClaim) []holding.Pod {
 		}
 	}
 	return pods
-}
-
-// step is a part of a prepare, as a reason why one failed.
-type step string
-
-const (
-	stepState    step = "state"
-	stepHardware step = "hardware"
-	stepSharing  step = "sharing"
-	stepCDI      step = "cdi"
-	stepOther    step = "other"
-)
-
-// failure is the error of a prepare, with the step that failed and the class: those of the cause,
-// whatever went wrong after it.
-type failure struct {
-	error
-
-	step  step
-	class class
-}
-
-func (f failure) Unwrap() error { return f.error }
-
-// failedAt returns the error of a step as a failure; nil for nil. If the call has ended, the
-// error may only say so.
-func failedAt(ctx context.Context, s step, err error) error {
-	if err == nil {
-		return nil
-	}
-	c := classOf(err)
-	if c == ofNode && ctx.Err() != nil {
-		c = ofMoment
-	}
-	return failure{err, s, c}
 }
 
 func (m *metrics) prepared(start time.Time, err error) {
