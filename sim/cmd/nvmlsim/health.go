@@ -60,13 +60,13 @@ Others:
     nvmlsim break 3 --fabric not-started --root DIR       # Fabric Manager isn't running
     nvmlsim break 3 --mig-mode-pends --root DIR           # a change of the MIG mode waits for a reset
     nvmlsim break 3 --no-node --root DIR                  # /dev/nvidia3 is missing
-    nvmlsim break 3 --no-capabilities --root DIR          # and access to its MIG instances
+    nvmlsim break 3 --no-capabilities --root DIR          # access to its MIG instances is missing
     nvmlsim break 0 1 2 3 4 5 6 7 --xid 79 --root DIR     # a storm
 
 Every XID becomes an NVML event and a record of the kernel log, DIR/` + nvmlsim.KernelLogFile + `
 (a file in the format of /dev/kmsg); only the log has the process. An XID
-changes nothing else. A node stays missing until heal: nvidia-modprobe and install
-don't make it, and containers that have it keep it.
+changes nothing else. A missing device node stays so until heal: nvidia-modprobe and
+install don't make it, and containers that have it keep it.
 
 To make calls of one NVML function fail, such as those that create MIG instances,
 see fault. To break CUDA MPS, see mps.`

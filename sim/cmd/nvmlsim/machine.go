@@ -95,7 +95,7 @@ or keeps them from returning until cleared:
     nvmlsim fault '*' --delay-ms 200 --root DIR                     # everything is slow
     nvmlsim fault DeviceGetMigMode --gpu 3 --hang --root DIR        # this call never returns
     nvmlsim fault --clear --root DIR
-    nvmlsim fault --clear --gpu 3 --root DIR                        # what has --gpu 3
+    nvmlsim fault --clear --gpu 3 --root DIR                        # the faults of this GPU only
 
 A GPU that refuses MIG instances, or a change of its MIG mode:
 
