@@ -13,8 +13,8 @@ import (
 )
 
 // SawOutcome handles the outcome of a prepare. A refusal begins the condition PrepareFailed, or
-// lasts, and the pods of the claim are told. The condition ends when a claim was given silicon
-// that needs some of what others were refused. It is for one goroutine.
+// counts as a try, or adds its device, and the pods of the claim are told. The condition ends
+// when a claim was given some of the silicon that others were refused. It is for one goroutine.
 func (m *Monitor) SawOutcome(ctx context.Context, o prepare.Outcome) {
 	w := m.getOrAdd(o.GPU)
 	if o.Problem == "" {
@@ -33,17 +33,18 @@ func (m *Monitor) SawOutcome(ctx context.Context, o prepare.Outcome) {
 	m.warnRefused(o, m.stateOf(w))
 }
 
-// needsRefused reports whether silicon needs, all or in part, what claims were refused: it may be
-// what was offered to be tried.
+// needsRefused reports whether silicon that a claim was given is, or overlaps with, some that
+// others were refused. It need not be a refused device: after half an hour, others that need
+// the same are offered to be tried.
 func (m *Monitor) needsRefused(s health.State, silicon gpu.Device) bool {
-	return slices.ContainsFunc(refused(s).Refused, func(name gpu.DeviceName) bool {
+	return slices.ContainsFunc(prepareFailed(s).Refused, func(name gpu.DeviceName) bool {
 		d, _, _ := m.cfg.Facts.Device(name) // also if its GPU doesn't answer
 		return d != nil && (gpu.Base(d) == silicon || gpu.NeedsSilicon(silicon, d))
 	})
 }
 
-// refused returns the condition PrepareFailed; the zero Condition if there is none.
-func refused(s health.State) gpu.Condition {
+// prepareFailed returns the condition of this type; the zero Condition if there is none.
+func prepareFailed(s health.State) gpu.Condition {
 	all := s.Conditions()
 	if i := slices.IndexFunc(all, func(c gpu.Condition) bool { return c.Type == gpu.PrepareFailed }); i >= 0 {
 		return all[i]
@@ -62,7 +63,7 @@ func (m *Monitor) warnRefused(o prepare.Outcome, s health.State) {
 	if _, ok := o.Silicon.(gpu.Partition); ok {
 		part = "that part of it"
 	}
-	message := fmt.Sprintf("%s %s; %s gets no new pods for %s", name, o.Problem, part, inWords(refused(s).RetryAt.Sub(now)))
+	message := fmt.Sprintf("%s %s; %s gets no new pods for %s", name, o.Problem, part, inWords(prepareFailed(s).RetryAt.Sub(now)))
 	for _, pod := range o.Pods {
 		if m.refusals.allow(subject{pod: pod.UID, gpu: o.GPU}, now) {
 			m.cfg.Events.WarnPod(o.Namespace, pod, string(gpu.PrepareFailed), message)
@@ -70,7 +71,7 @@ func (m *Monitor) warnRefused(o prepare.Outcome, s health.State) {
 	}
 }
 
-// inWords returns a time of about a minute or more in minutes, and another in seconds.
+// inWords returns a time in minutes, or in seconds if it is shorter than about a minute.
 func inWords(d time.Duration) string {
 	n, unit := int(d.Round(time.Minute)/time.Minute), "minutes"
 	if d < time.Minute-2*time.Second {

@@ -240,7 +240,8 @@ func (m *Manager) DaemonFaults(uuid gpu.UUID) ([]health.DaemonFault, bool) {
 	return faults, true
 }
 
-// awaitServed waits for the record's daemons whose clients are known not to be served.
+// awaitServed waits until no daemon of the record is known not to serve its clients. It returns a
+// gpu.RefusedError for one that has not served them for as long as failsFor.
 func (m *Manager) awaitServed(ctx context.Context, r holding.Record) error {
 	for _, name := range r.Daemons() {
 		since, why := m.fault(name)
