@@ -193,7 +193,8 @@ func Pool(n Node, labels map[string]string, keys []string) string {
 type WaitingPod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// Node that the pod is bound to, Since when it is; without a node, since it was created.
+	// Node is the one that the pod is bound to, if any. Since is when it was bound, or without a
+	// node, created.
 	Node  string      `json:"node,omitempty"`
 	Since metav1.Time `json:"since"`
 	// Wants are the names of the pod's claims, and its extended resources.
@@ -203,8 +204,8 @@ type WaitingPod struct {
 }
 
 // Waiting returns the pods that want devices and wait for a node, or to be started there, the
-// oldest first. Those that a scheduling gate holds back don't wait for devices. Every pod
-// waits for its node's part for a moment.
+// oldest first. Those that a scheduling gate holds back don't wait for devices. A pod that was
+// bound just now is among them, although nothing may be wrong.
 func Waiting(pods []corev1.Pod) []WaitingPod {
 	out := []WaitingPod{}
 	for i := range pods {
@@ -232,8 +233,8 @@ func Waiting(pods []corev1.Pod) []WaitingPod {
 	return out
 }
 
-// hangs reports whether a pod on a node lacks its sandbox, and so perhaps its claims, which the
-// kubelet prepares before, or has a container that can't be made with what they are.
+// hangs reports whether a pod on a node has no sandbox yet, before which the kubelet prepares its
+// claims, or has a container that can't be created or started, perhaps because of its devices.
 func hangs(p *corev1.Pod) bool {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionFalse {
