@@ -19,7 +19,9 @@ type effects struct {
 }
 
 // of returns the effect of a condition on a device. No pod is ended that has a device of
-// several claims: at least one of them may have been prepared.
+// several claims: at least one of them may have been prepared. Nor is one after the pause: a
+// claim may have got the device in its turn, and not have been prepared yet. If it is refused the
+// device, the next pause begins.
 func (e effects) of(c gpu.Condition, device gpu.DeviceName) gpu.Effect {
 	effect := c.EffectOn(device, e.names)
 	switch {
@@ -27,7 +29,7 @@ func (e effects) of(c gpu.Condition, device gpu.DeviceName) gpu.Effect {
 		return effect
 	case device == e.tried:
 		return gpu.NoTaint
-	case effect == gpu.NoExecute && e.haveSeveral(device):
+	case effect == gpu.NoExecute && (c.Turn > 0 || e.haveSeveral(device)):
 		return c.Type.Effect()
 	default:
 		return effect

@@ -92,7 +92,8 @@ var refusedCases = map[string]struct {
 	"nor are those of a share by size":        {sharesBySize, evicting(refusing("-mps")), []gpu.DeviceName{sick + "-mps"}, "-mps"},
 	"nor are those of a partition's share":    {sharedHalves, evicting(refusing("-mig-3g40gb-0-mps")), []gpu.DeviceName{sick + "-mig-3g40gb-0-mps"}, "-mig-3g40gb-0-mps"},
 	"that of an equal share is":               {inShares, evicting(refusing("-mps2-1")), []gpu.DeviceName{sick + "-mps2-0", sick + "-mps2-1"}, "-mps2-0 -mps2-1!"},
-	"nor is one ended that is due":            {inPartitions, evicting(due(refusing("-mig-1g10gb-5", "-mig-1g10gb-0"))), []gpu.DeviceName{sick + "-mig-1g10gb-5"}, "whole -mig-3g40gb-0 -mig-3g40gb-4 -mig-1g10gb-0!"},
+	"nor is one ended that is due":            {inPartitions, evicting(due(refusing("-mig-1g10gb-5", "-mig-1g10gb-0"))), []gpu.DeviceName{sick + "-mig-1g10gb-5"}, "whole -mig-3g40gb-0 -mig-3g40gb-4 -mig-1g10gb-0"},
+	"nor one whose turn is over":              {inPartitions, evicting(turn(2, refusing("-mig-1g10gb-5", "-mig-1g10gb-0"))), []gpu.DeviceName{sick + "-mig-1g10gb-5"}, "whole -mig-3g40gb-0 -mig-3g40gb-4 -mig-1g10gb-5"},
 	"that of a claim with a leftover is":      {inShares, evicting(refusing("-mig-1g10gb-5")), []gpu.DeviceName{sick + "-mig-1g10gb-5"}, "-mig-1g10gb-5!"},
 	"those of claims with other devices stay": {inPartitions, evicting(refusing("")), []gpu.DeviceName{sick + "-mig-3g40gb-4"}, "whole! -mig-3g40gb-0 -mig-3g40gb-4 -mig-1g10gb-0 -mig-1g10gb-1 -mig-1g10gb-2 -mig-1g10gb-3 -mig-1g10gb-4 -mig-1g10gb-5 -mig-1g10gb-6"},
 }
