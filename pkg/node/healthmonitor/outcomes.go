@@ -35,11 +35,12 @@ func (m *Monitor) SawOutcome(ctx context.Context, o prepare.Outcome) {
 
 // needsRefused reports whether silicon that a claim was given is, or overlaps with, some that
 // others were refused. It need not be a refused device: after half an hour, others that need
-// the same are offered to be tried.
+// the same are offered to be tried. It may be any silicon if the GPU's tables don't list the refused
+// device any more.
 func (m *Monitor) needsRefused(s health.State, silicon gpu.Device) bool {
 	return slices.ContainsFunc(prepareFailed(s).Refused, func(name gpu.DeviceName) bool {
 		d, _, _ := m.cfg.Facts.Device(name) // also if its GPU doesn't answer
-		return d != nil && (gpu.Base(d) == silicon || gpu.NeedsSilicon(silicon, d))
+		return d == nil || gpu.Base(d) == silicon || gpu.NeedsSilicon(silicon, d)
 	})
 }
 

@@ -106,6 +106,20 @@ func TestRefusedDevice(t *testing.T) {
 	})
 }
 
+// TestRefusedDeviceThatIsUnlisted checks that the condition ends when a claim is given anything of a
+// GPU whose tables don't list the refused device any more: all of the GPU is kept from claims then.
+func TestRefusedDeviceThatIsUnlisted(t *testing.T) {
+	inBubble(t, func(t *testing.T, n *node) {
+		n.divide()
+		n.refuse("stuck", "gpu-00000000-mig-2g20gb-4", partition("2g.20gb", 4, 2))
+		n.has(gpu0, gpu.PrepareFailed)
+		n.give(gpu.Whole{GPU: gpu1})
+		n.has(gpu0, gpu.PrepareFailed)
+		n.give(partition("1g.10gb", 0, 1))
+		n.has(gpu0)
+	})
+}
+
 // TestWhoIsToldOfARefusal checks that the pods of a claim that was refused are told, once in a
 // while, and its neighbours aren't.
 func TestWhoIsToldOfARefusal(t *testing.T) {
