@@ -17,8 +17,8 @@ import (
 const mostOutcomes = 512
 
 // Outcome is the end of a prepare that says something of a GPU: a claim was refused a device, or
-// was given one of a GPU that has the condition PrepareFailed. Claims that containers may already
-// have, and admin access, have none.
+// was given one of a GPU that has the condition PrepareFailed, or may soon have it. Claims that
+// containers may already have, and admin access, have none.
 type Outcome struct {
 	GPU gpu.UUID
 	// Device as the claim was allocated it, and the silicon that it needs.
@@ -43,14 +43,19 @@ func (p *Preparer) noteRefused(ctx context.Context, r holding.Record, before boo
 	if !ok || errors.Is(context.Cause(ctx), errUnprepared) || p.mayBeInUse(r, before) {
 		return
 	}
+	p.hasRefused.Store(true)
 	for _, silicon := range refused.Silicon {
 		p.note(r, silicon, fmt.Sprintf("can't %s: %v", refused.Action, refused.Err))
 	}
 }
 
-// noteGiven notes an outcome for each silicon that the claim was given of GPUs that refuse some.
+// noteGiven notes an outcome for each silicon that the claim was given of GPUs that refuse some, or
+// may do.
 func (p *Preparer) noteGiven(r holding.Record, before bool) {
 	refusing := p.cfg.Facts.GPUsWith(gpu.PrepareFailed)
+	if p.hasRefused.Load() {
+		refusing = r.GPUs()
+	}
 	isOn := func(h holding.Holding) bool { return slices.Contains(refusing, h.GPU) }
 	if !slices.ContainsFunc(r.Holdings, isOn) || p.mayBeInUse(r, before) {
 		return
@@ -62,6 +67,14 @@ func (p *Preparer) noteGiven(r holding.Record, before bool) {
 			}
 		}
 	}
+}
+
+// noteRestored is noteGiven for a prepared claim of an earlier plugin, which may have ended before
+// its monitor knew that the claim was given devices. It notes those that no other claim can have at
+// the same time: others may refuse more claims, and serve this one.
+func (p *Preparer) noteRestored(r holding.Record) {
+	r.Holdings = slices.DeleteFunc(slices.Clone(r.Holdings), func(h holding.Holding) bool { return h.Share != nil || h.Device.IsReplica() })
+	p.noteGiven(r, false)
 }
 
 // note notes the outcome for silicon of the claim, unless it has only admin access there.

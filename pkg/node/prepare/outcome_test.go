@@ -220,6 +220,46 @@ func mountMark(t *testing.T, n *node, claimUID string) {
 	}
 }
 
+// TestGivenBeforeTheFactsSayRefused checks that a claim that is given a device right after a refusal
+// has an outcome, although the facts don't show the condition yet. Otherwise the condition would
+// begin after that, and end the pods that use the device.
+func TestGivenBeforeTheFactsSayRefused(t *testing.T) {
+	f := newFixture(t, 2)
+	device := partitionName(0, "3g.40gb", 4)
+	f.node.refusing(2, device)
+	c := forPod(newClaim("c", of("p", string(device))))[0]
+	if _, err := f.Prepare(testContext(t), c); err == nil {
+		t.Fatal("prepared")
+	}
+	mustPrepare(t, f, c)
+	want := []string{string(device) + " default/worker: can't create a 3g.40gb partition", string(device) + " default/worker"}
+	if diff := cmp.Diff(want, f.outcomes(t)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestGivenAtTheStart checks that a claim whose prepare succeeded just before the plugin ended has an
+// outcome at the next start, on a GPU that refuses claims: the condition would last, and end the
+// claim's pods after another refusal. Devices that several claims can have at a time have none.
+func TestGivenAtTheStart(t *testing.T) {
+	f := newFixture(t, 2)
+	mustPrepare(t, f, forPod(newClaim("c", result("gpu", 0)))[0])
+	mustPrepare(t, f, forPod(newClaim("s", share("s", 1, 4, 1)))[0])
+	f.journal.Close()
+	f = start(t, f.node, "boot-1", nil)
+	health := map[gpu.UUID][]gpu.Condition{}
+	for n := range 2 {
+		health[uuidOf(n)] = []gpu.Condition{{Type: gpu.PrepareFailed, Refused: []gpu.DeviceName{gpuName(n)}}}
+	}
+	f.facts.SetHealth(health)
+	if err := f.Recover(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{gpu0 + " default/worker"}, f.outcomes(t)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // TestGivenAgain checks that prepares on a GPU that refuses claims are noted, if they say
 // something of it, and on others aren't.
 func TestGivenAgain(t *testing.T) {

@@ -72,6 +72,8 @@ type Preparer struct {
 	metrics  *metrics
 	// outcomes are of claims that were refused a device, or given one that others were refused.
 	outcomes chan Outcome
+	// hasRefused: a claim was refused a device since the start, which the facts may not show yet.
+	hasRefused atomic.Bool
 	// load is the current load of the driver; nil: not known yet.
 	load atomic.Pointer[health.Load]
 }

@@ -115,6 +115,7 @@ func (p *Preparer) restore(ctx context.Context, claimUID string) error {
 		return fmt.Errorf("write the CDI spec again: %w", err)
 	}
 	p.cfg.Steps.Reached("recover.written")
+	p.noteRestored(r)
 	p.notifyPrepared(realized)
 	return nil
 }
