@@ -58,7 +58,7 @@ func (c Cause) refuse(r Refusal, keepsPlace bool) Cause {
 		return c
 	}
 	others := slices.DeleteFunc(slices.Clone(c.Refused), func(d gpu.DeviceName) bool { return d == r.Device })
-	c.Refused = append(others[max(0, len(others)+1-maxRefused):], r.Device)
+	c.Refused = slices.Concat(others[max(0, len(others)+1-maxRefused):], []gpu.DeviceName{r.Device})
 	return c
 }
 

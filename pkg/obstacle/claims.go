@@ -1,7 +1,7 @@
 package obstacle
 
 // claims returns the obstacles to a prepare that lie in the claim or its allocation.
-func claims() []Obstacle {
+func claims() []Obstacle { //nolint:funlen // a table
 	return []Obstacle{
 		{
 			Texts: []string{": configuration in the "},

@@ -1,7 +1,7 @@
 package obstacle
 
 // devices returns the obstacles to a prepare that lie in the allocated device.
-func devices() []Obstacle {
+func devices() []Obstacle { //nolint:funlen // a table
 	return []Obstacle{
 		{
 			Texts: []string{"insufficient resources", "another instance, or missing engines, leave no room"},

@@ -1,7 +1,7 @@
 package obstacle
 
 // moments returns the obstacles to a prepare that end by themselves.
-func moments() []Obstacle {
+func moments() []Obstacle { //nolint:funlen // a table
 	return []Obstacle{
 		{
 			Texts: []string{"which is on its way out", "and the kubelet did not unprepare it within"},

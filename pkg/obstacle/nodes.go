@@ -1,7 +1,7 @@
 package obstacle
 
 // nodes returns the obstacles to a prepare that lie in the node.
-func nodes() []Obstacle {
+func nodes() []Obstacle { //nolint:funlen // a table
 	return []Obstacle{
 		{
 			Texts: []string{

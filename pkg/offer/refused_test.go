@@ -121,7 +121,7 @@ func TestRefusedDevices(t *testing.T) {
 			if diff := gocmp.Diff(slices.Sorted(strings.FieldsSeq(tc.want)), slices.Sorted(slices.Values(tainted))); diff != "" {
 				t.Errorf("tainted (-want +got):\n%s", diff)
 			}
-			o.Server.MaxTainted = 0
+			o.MaxTainted = 0
 			var offered, want []string
 			for _, d := range build(n, o)[0].Devices {
 				offered = append(offered, short(d)+typeOf(d))

@@ -25,7 +25,8 @@ import (
 )
 
 const (
-	refusedProfile = "3g.40gb"
+	// refusedProfile takes all of a GPU, so that another one is allocated after a refusal.
+	refusedProfile = "7g.80gb"
 	// evicting is the policy's name, and that of the template and the Deployments.
 	evicting = "evicting"
 )
@@ -288,8 +289,8 @@ func (b *bench) refusedMany(ctx context.Context, node string) (err error) {
 	if refused < 0 {
 		return fmt.Errorf("node %s offers no %s of GPU 0", node, refusedProfile)
 	}
-	b.progress("refusing %d pods", b.options.refusedPods)
-	claims, err := allocatedClaims(ctx, b.stack.Kube(), node, slices.Repeat([]string{b.partitions[refused].Name}, b.options.refusedPods))
+	b.progress("refusing %d pods", b.refusedPods)
+	claims, err := allocatedClaims(ctx, b.stack.Kube(), node, slices.Repeat([]string{b.partitions[refused].Name}, b.refusedPods))
 	if err != nil {
 		return err
 	}

@@ -204,14 +204,13 @@ func (m *Monitor) Run(ctx context.Context) {
 	var before, silentBefore []gpu.UUID
 	for ctx.Err() == nil {
 		uuids, silent, changed := m.cfg.Facts.GPUs()
-		for _, uuid := range uuids {
-			if !slices.Contains(before, uuid) {
-				m.requestUsage(uuid)
-			}
-			// A GPU that became silent: only the monitor counts how often that happens.
-			if !slices.Contains(before, uuid) || slices.Contains(silent, uuid) && !slices.Contains(silentBefore, uuid) {
-				m.requestVitals(uuid)
-			}
+		for _, uuid := range without(uuids, before) {
+			m.requestUsage(uuid)
+			m.requestVitals(uuid)
+		}
+		// A GPU that became silent: only the monitor counts how often that happens.
+		for _, uuid := range without(silent, silentBefore) {
+			m.requestVitals(uuid)
 		}
 		before, silentBefore = uuids, silent
 		select {
@@ -227,6 +226,11 @@ func (m *Monitor) Run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// without returns the GPUs that others doesn't have.
+func without(gpus, others []gpu.UUID) []gpu.UUID {
+	return slices.DeleteFunc(slices.Clone(gpus), func(uuid gpu.UUID) bool { return slices.Contains(others, uuid) })
 }
 
 // followLog follows the kernel log of the first driver.

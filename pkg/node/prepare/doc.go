@@ -24,6 +24,9 @@
 // later. An unprepare wins over every prepare of the same claim that began
 // before it.
 //
+// It is one package because each file is a step of a claim's way, or decides what follows when
+// one fails, and all of them need the claim's lock.
+//
 // Of the cluster it reads claims and the API server's version. Of its siblings it is above
 // all that a claim's devices need, and below what answers the kubelet.
 package prepare
