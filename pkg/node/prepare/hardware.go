@@ -57,7 +57,9 @@ func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (ma
 				}
 				instance, err := p.readyDevice(ctx, g)
 				if err != nil {
-					instance, err = p.readyAgain(ctx, g, err)
+					if err = awaitSecondTry(ctx, err); err == nil {
+						instance, err = p.readyDevice(ctx, g)
+					}
 				}
 				if err != nil {
 					return fmt.Errorf("device %q for request %q: %w", g.Device, g.Request, err)
@@ -84,17 +86,18 @@ func (p *Preparer) readyAll(ctx context.Context, holdings []holding.Holding) (ma
 // that only looks at the GPU, such as a monitor, may have kept it from being changed.
 const tryAgainAfter = 250 * time.Millisecond
 
-// readyAgain is a second attempt of readyDevice, if the hardware has refused the first one. One
-// refusal says little: if the call ends before the second attempt, the error isn't a refusal.
-func (p *Preparer) readyAgain(ctx context.Context, g holding.Holding, err error) (gpu.Instance, error) {
+// awaitSecondTry returns nil when it is time for a second attempt at what has failed, if the hardware
+// has refused it; otherwise err. One refusal says little: if the call ends before the second attempt,
+// the error isn't a refusal.
+func awaitSecondTry(ctx context.Context, err error) error {
 	if _, refused := errors.AsType[*gpu.RefusedError](err); !refused {
-		return gpu.Instance{}, err
+		return err
 	}
 	select {
 	case <-time.After(tryAgainAfter):
-		return p.readyDevice(ctx, g)
+		return nil
 	case <-ctx.Done():
-		return gpu.Instance{}, fmt.Errorf("try a second time after %q: %w", err.Error(), context.Cause(ctx))
+		return fmt.Errorf("try a second time after %q: %w", err.Error(), context.Cause(ctx))
 	}
 }
 
@@ -149,7 +152,13 @@ func (p *Preparer) ensureUnshared(ctx context.Context, r holding.Record) error {
 	if len(alone) == 0 {
 		return nil
 	}
-	if err := p.cfg.Sharing.EnsureUnshared(ctx, alone...); err != nil {
+	err := p.cfg.Sharing.EnsureUnshared(ctx, alone...)
+	if err != nil {
+		if err = awaitSecondTry(ctx, err); err == nil {
+			err = p.cfg.Sharing.EnsureUnshared(ctx, alone...)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("wait until claims that shared the GPU have left it as it was: %w", err)
 	}
 	return nil

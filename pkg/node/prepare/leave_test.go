@@ -253,6 +253,23 @@ func TestNotAsItWas(t *testing.T) {
 	mustUnprepare(t, f, c)
 }
 
+// TestModeIsPutBackAtTheSecondTry: a GPU that refuses once to have its compute mode put back for a
+// claim of the whole GPU hasn't refused the claim.
+func TestModeIsPutBackAtTheSecondTry(t *testing.T) {
+	f := newFixture(t, 1)
+	left := holding.Settings{GPU: uuidOf(0), BootID: "boot-1", ComputeModeBefore: string(nvml.ComputeDefault)} // by a plugin that was killed
+	if err := errors.Join(f.journal.PutSettings(left), f.node.sim.SetComputeMode(uuidOf(0), nvml.ComputeExclusiveProcess)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.node.machine.Fault(nvmlsim.Fault{Call: "DeviceSetComputeMode", GPU: 0, Code: nvmlsim.Unknown, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	mustPrepare(t, f, newClaim("c", result("gpu", 0)))
+	if got := f.outcomes(t); got != nil {
+		t.Errorf("%q", got)
+	}
+}
+
 // TestLeaveFails: the record stays, and the partition, until the next try.
 func TestLeaveFails(t *testing.T) {
 	f := newFixture(t, 1)
