@@ -18,8 +18,9 @@ import (
 // partitions of ours in the way, or using the engines that this one needs, are
 // destroyed. Idempotent; a partition that has vanished is created again.
 //
-// If the hardware refuses, or something of others is in the way, it returns a gpu.RefusedError. The
-// caller tries a second time: a monitor, say, may have kept the GPU from being changed for a moment.
+// If the hardware refuses, or something of others is in the way, it returns a gpu.RefusedError.
+// The caller tries a second time: a monitor, say, may have kept the GPU from being changed for a
+// moment.
 //
 // After an error, Release or Run destroys an incomplete partition.
 func (m *Manager) Ensure(ctx context.Context, p gpu.Partition) (_ gpu.Instance, err error) {
