@@ -100,7 +100,7 @@ func devices() []Obstacle { //nolint:funlen // a table
 		{
 			Texts: []string{"nvidia-smi compute-policy"},
 			Means: "nvidia-smi can't read or set the time slice of the GPU, which the claim or the policy asks for",
-			Do:    "The message has its words; try the command on the node. Or ask for no time slice.",
+			Do:    "The message has what it printed; try the command on the node. Or ask for no time slice.",
 		},
 		{
 			Texts: []string{

@@ -17,7 +17,7 @@ func prepareFailed(s *kubectltest.Server) {
 	kubectltest.Healthy(s)
 	inv := s.Items[kubectltest.Own+"gpuinventories"][0].(v1alpha1.GPUInventory)
 	inv.Status.GPUs[2].Conditions = []v1alpha1.GPUCondition{{
-		Type: "PrepareFailed", Status: metav1.ConditionTrue, Message: "gpu-00000003-mig-3g40gb-4 can't be created: insufficient resources",
+		Type: "PrepareFailed", Status: metav1.ConditionTrue, Message: "a claim could not be given gpu-00000003-mig-3g40gb-4: the GPU can't create a 3g.40gb partition: insufficient resources",
 	}}
 	for _, x := range s.Items[kubectltest.Resources+"resourceslices"] {
 		devices := x.(resourceapi.ResourceSlice).Spec.Devices

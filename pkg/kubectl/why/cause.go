@@ -16,8 +16,8 @@ import (
 	"github.com/tessera-dra/tessera/pkg/obstacle"
 )
 
-// explain says what keeps the pod: the cause, and what else is known.
-func (s *start) explain() Explanation {
+// explanation says what keeps the pod: the cause, and what else is known.
+func (s *start) explanation() Explanation {
 	conditions := s.conditions()
 	out := s.cause(conditions)
 	out.Also = slices.Concat(texts(conditions), s.claimsEvents(), s.pluginsEvents(conditions))
@@ -25,7 +25,8 @@ func (s *start) explain() Explanation {
 	return out
 }
 
-// cause returns the first cause that there is, of those in the way of all others first.
+// cause returns the first cause that is found. A node or a plugin that is away comes first: while
+// it is, nothing else can be done about the pod.
 func (s *start) cause(conditions []condition) Explanation {
 	if out, ok := s.nodeAway(); ok {
 		return out
@@ -175,7 +176,7 @@ func (s *start) ending() Explanation {
 	own := func(e corev1.Event) bool { return e.Reason == inUse && s.now.Sub(when(&e)) < stale }
 	if i := slices.IndexFunc(s.events, own); i >= 0 {
 		e := &s.events[i]
-		out.Text = fmt.Sprintf("It is being deleted, and its node doesn't get its claim %s released, tried %s ago: %s", e.InvolvedObject.Name, s.age(e), sentence(e.Message))
+		out.Text = fmt.Sprintf("It is being deleted, and its node can't release its claim %s, tried %s ago: %s", e.InvolvedObject.Name, s.age(e), sentence(e.Message))
 		out.Change = s.remedy(e.Reason, "")
 	}
 	return out
@@ -207,7 +208,7 @@ func (s *start) remedy(message, otherwise string) string {
 func (s *start) another() string {
 	for i := range s.claims {
 		if n := len(s.claims[i].Status.ReservedFor); n > 1 {
-			return fmt.Sprintf("claim %s is allocated again when all %d pods that use it have ended: delete them", s.claims[i].Name, n)
+			return fmt.Sprintf("delete all %d pods that use claim %s, which is allocated again when they have ended", n, s.claims[i].Name)
 		}
 	}
 	if owner := metav1.GetControllerOf(s.pod); owner != nil {

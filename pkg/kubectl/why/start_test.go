@@ -91,7 +91,7 @@ func (b bound) refused(message string, ago time.Duration) {
 
 // prepareFailedCondition is a condition of a GPU that refuses a partition.
 func prepareFailedCondition() v1alpha1.GPUCondition {
-	return v1alpha1.GPUCondition{Type: "PrepareFailed", Status: metav1.ConditionTrue, Message: "gpu-00000002-mig-3g40gb-4 can't be created: insufficient resources",
+	return v1alpha1.GPUCondition{Type: "PrepareFailed", Status: metav1.ConditionTrue, Message: "a claim could not be given gpu-00000002-mig-3g40gb-4: the GPU can't create a 3g.40gb partition: insufficient resources",
 		Refused: []string{"gpu-00000002-mig-3g40gb-4"}, RetryAt: new(metav1.Unix(1795788310, 0))}
 }
 

@@ -141,7 +141,7 @@ func explain(ctx context.Context, r *cluster.Reader, pod *corev1.Pod) (Explanati
 	if err != nil {
 		return Explanation{}, err
 	}
-	return s.explain(), nil
+	return s.explanation(), nil
 }
 
 // whyPending finds out why the scheduler doesn't place the pod.
