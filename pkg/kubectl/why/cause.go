@@ -184,8 +184,12 @@ func (s *start) ending() Explanation {
 
 // unknown answers where nothing is known.
 func (s *start) unknown() Explanation {
+	said := "the kubelet has said nothing of it"
+	if s.eventsUnread {
+		said = "what the kubelet says of it isn't known"
+	}
 	return Explanation{
-		Text: fmt.Sprintf("It is on %s, which hasn't started it yet, and the kubelet has said nothing of it.", s.pod.Spec.NodeName),
+		Text: fmt.Sprintf("It is on %s, which hasn't started it yet, and %s.", s.pod.Spec.NodeName, said),
 		Change: "A claim whose device another one is releasing waits for up to 45 seconds. If nothing happens for two minutes, look at the log of the plugin's pod on the node, " +
 			"and at the kubelet's.",
 	}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -26,7 +25,7 @@ func texts(all []condition) []string {
 }
 
 // conditions are those of the pod's GPUs that may keep its claims from being prepared: all
-// that aren't for information only.
+// that aren't for information only, nor of other silicon of these GPUs.
 func (s *start) conditions() []condition {
 	if s.inventory == nil {
 		return nil
@@ -40,16 +39,16 @@ func (s *start) conditions() []condition {
 		if i < 0 {
 			continue
 		}
-		for _, c := range s.inventory.Status.GPUs[i].Conditions {
-			if c.Status == metav1.ConditionFalse || gpu.ConditionType(c.Type).Effect() == gpu.Informational {
+		for _, c := range facts.GPUs[i].Conditions {
+			if c.Type.Effect() == gpu.Informational || c.Type == gpu.PrepareFailed && !c.BlocksDevice(d.name, names) {
 				continue
 			}
 			text := fmt.Sprintf("GPU %d of node %s has the condition %s: %s", facts.GPUs[i].Index, s.inventory.Name, c.Type, sentence(c.Message))
-			if at := c.RetryAt; at != nil && len(c.Refused) > 0 {
-				text += fmt.Sprintf(" %s is offered again at %s, so that one claim tries it.", c.Refused[0], at.UTC().Format(time.RFC3339))
+			if len(c.Refused) > 0 && s.now.Before(c.RetryAt) {
+				text += fmt.Sprintf(" %s is offered again at %s, so that one claim tries it.", c.Refused[0], c.RetryAt.UTC().Format(time.RFC3339))
 			}
 			if !slices.Contains(texts(out), text) {
-				out = append(out, condition{c.Type, text})
+				out = append(out, condition{string(c.Type), text})
 			}
 		}
 	}

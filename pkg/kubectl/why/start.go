@@ -30,6 +30,8 @@ type start struct {
 	// inventory is the node's; nil where there is none, or where it can't be read.
 	inventory       *v1alpha1.GPUInventory
 	inventoryUnread bool
+	// eventsUnread: the user may not list events of the pod.
+	eventsUnread bool
 	// events are about the pod and its claims, and left about claims of ended pods, whose
 	// devices are still in use; each the newest first.
 	events, left []corev1.Event
@@ -148,6 +150,7 @@ func (s *start) readEvents(ctx context.Context, r *cluster.Reader) error {
 		events, err := listEvents(ctx, r, s.pod.Namespace, "involvedObject.uid="+string(uid), of)
 		if apierrors.IsForbidden(err) {
 			r.Note("You may not list events in namespace %s: what the kubelet and the node's plugin say of the pod isn't known. %s", s.pod.Namespace, cluster.AskForList)
+			s.eventsUnread = true
 			return nil
 		}
 		if err != nil {

@@ -92,7 +92,7 @@ func (b bound) refused(message string, ago time.Duration) {
 // prepareFailedCondition is a condition of a GPU that refuses a partition.
 func prepareFailedCondition() v1alpha1.GPUCondition {
 	return v1alpha1.GPUCondition{Type: "PrepareFailed", Status: metav1.ConditionTrue, Message: "a claim could not be given gpu-00000002-mig-3g40gb-4: the GPU can't create a 3g.40gb partition: insufficient resources",
-		Refused: []string{"gpu-00000002-mig-3g40gb-4"}, RetryAt: new(metav1.Unix(1795788310, 0))}
+		Refused: []string{"gpu-00000002-mig-3g40gb-4"}, RetryAt: new(metav1.Unix(4102444800, 0))}
 }
 
 const noRoom = `device "gpu-00000002-mig-3g40gb-4" for request "gpu": make MIG partition 3g.40gb at memory slices 4-7 of GPU ` +
@@ -210,6 +210,24 @@ func TestTextsOfNodes(t *testing.T) {
 	var out Explanation
 	if err := json.Unmarshal([]byte(b.Run(t, Command, terminal.Screen{}, "", "why", "train-0", "-n", "team", "-o", "json")), &out); err != nil || !out.Waits || len(out.Also) == 0 {
 		t.Errorf("%+v, %v", out, err)
+	}
+}
+
+// TestOtherSiliconIsRefused: a partition that the pod's GPU refuses doesn't concern a pod that has
+// another one.
+func TestOtherSiliconIsRefused(t *testing.T) {
+	b := newBound(kubectltest.New(t))
+	b.inventory.Status.GPUs[1].MIG = &v1alpha1.MIG{Profiles: []v1alpha1.MIGProfile{
+		{Name: "3g.40gb", Placements: []v1alpha1.MIGPlacement{{Start: 0, Size: 4}, {Start: 4, Size: 4}}},
+	}}
+	for start, concerns := range map[string]bool{"0": false, "4": true} {
+		c := prepareFailedCondition()
+		c.Refused = []string{"gpu-00000002-mig-3g40gb-" + start}
+		b.gpu1(c)
+		got := b.Run(t, Command, terminal.Screen{}, "", "why", "train-0", "-n", "team")
+		if strings.Contains(got, "PrepareFailed") != concerns {
+			t.Errorf("refused at slice %s: named: %t, want %t:\n%s", start, !concerns, concerns, got)
+		}
 	}
 }
 
