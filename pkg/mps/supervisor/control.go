@@ -238,7 +238,7 @@ func tail(path string) string {
 	return strings.ToValidUTF8(strings.Join(lines[max(0, len(lines)-3):], "; "), "")
 }
 
-// errNoDaemon says that nothing answers at the pipe directory.
+// errNoDaemon says that nothing answers at the pipe directory: the program was run to ask.
 var errNoDaemon = errors.New("the MPS control daemon does not answer")
 
 // command gives a daemon some commands in one session and returns what it
@@ -261,11 +261,10 @@ func (d *driver) command(ctx context.Context, at place, commands ...string) (str
 	var out bytes.Buffer
 	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second
-	err = start(cmd)
-	if err == nil {
-		err = driverroot.IgnoreWaitDelay(cmd.Wait())
+	if err := start(cmd); err != nil { // says nothing of the daemon
+		return "", fmt.Errorf("run a program to ask the MPS control daemon: %w", err)
 	}
-	if err != nil {
+	if err := driverroot.IgnoreWaitDelay(cmd.Wait()); err != nil {
 		return "", fmt.Errorf("%w (%w: %s)", errNoDaemon, err, strings.TrimSpace(out.String()))
 	}
 	return out.String(), nil

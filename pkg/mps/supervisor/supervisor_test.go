@@ -319,6 +319,22 @@ func TestRefusalReachesTheCaller(t *testing.T) {
 	}
 }
 
+// TestProgramThatDoesNotRun checks that a program that can't be run to ask a daemon is no failure
+// of the daemon, whose GPU would be taken for the cause.
+func TestProgramThatDoesNotRun(t *testing.T) {
+	n := newNode(t)
+	n.start("")
+	d := one("a")
+	n.ensure(d)
+	n.drop("bin/" + program)
+	n.put("bin/"+program, "#!/nowhere/interpreter\n") // as while the driver is replaced
+	d.ThreadPercentage = 50
+	_, err := n.Ensure(t.Context(), d)
+	if err == nil || !strings.Contains(err.Error(), "no such file") || errors.Is(err, mps.ErrUnavailable) || errors.Is(err, mps.ErrDaemonFails) {
+		t.Errorf("got %v, want an error of starting the program, and none of the daemon", err)
+	}
+}
+
 func TestBadRequests(t *testing.T) {
 	n := newNode(t)
 	n.start("")
