@@ -11,16 +11,22 @@ import (
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
-// mayTryAgain reports whether a Join that has failed may succeed soon.
+// mayTryAgain reports whether a Join that has failed may succeed soon. A daemon that fails has
+// ten seconds, from the beginning of its fault if that is known: of the devices that are refused
+// only, because another daemon of the record may have failed for longer.
 func (m *Manager) mayTryAgain(r holding.Record, err error, attempt int, began time.Time) bool {
-	if _, refused := errors.AsType[*gpu.RefusedError](err); !refused {
+	refusal, ok := errors.AsType[*gpu.RefusedError](err)
+	if !ok {
 		return false
 	}
 	if !errors.Is(err, mps.ErrDaemonFails) {
 		return attempt == 1
 	}
-	for _, name := range r.Daemons() {
-		if since, _ := m.fault(name); !since.IsZero() && since.Before(began) {
+	for _, g := range r.Holdings {
+		if !slices.Contains(refusal.Silicon, g.Base()) {
+			continue
+		}
+		if since, _ := m.fault(r.Daemon(g)); !since.IsZero() && since.Before(began) {
 			began = since
 		}
 	}

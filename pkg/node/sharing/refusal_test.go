@@ -141,3 +141,27 @@ func TestJoinOfAFailingDaemon(t *testing.T) {
 		})
 	}
 }
+
+// TestJoinBesideAFailingDaemon checks that a daemon that doesn't start has its ten seconds, although
+// that of another GPU of the claim has not served its clients for longer.
+func TestJoinBesideAFailingDaemon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, newMachine())
+		n.prepare(t, claim("a", share(gpu0, 0)))
+		other := share(gpu1, 0).SharedDaemonName()
+		n.machine.do(func() {
+			s := n.machine.daemons["gpu-980fb007"]
+			s.ServerPID, s.Trouble = 0, "it has no server"
+			n.machine.daemons["gpu-980fb007"] = s
+		})
+		synctest.Wait()
+		time.Sleep(12 * time.Second)
+		n.machine.failing("ensure "+other, fmt.Errorf("start: %w", mps.ErrDaemonFails), time.Now().Add(2500*time.Millisecond))
+		r := n.hold(t, claim("b", share(gpu0, 1), share(gpu1, 0)))
+		began := time.Now()
+		_, err := n.JoinPatiently(t.Context(), r, nil, false)
+		if took := time.Since(began).Truncate(100 * time.Millisecond); err != nil || took != 3*time.Second {
+			t.Errorf("after %v: %v, want it joined after 3s", took, err)
+		}
+	})
+}
