@@ -208,6 +208,31 @@ func TestRefusalOfClaimInUse(t *testing.T) {
 	}
 }
 
+// TestRefusalAfterAReboot checks that a claim that several pods have had in an earlier boot is
+// refused each time as a new one is: none of its containers has survived.
+func TestRefusalAfterAReboot(t *testing.T) {
+	f := newFixture(t, 1)
+	c := forPod(newClaim("c", result("gpu", 0)))[0]
+	c.Status.ReservedFor = append(c.Status.ReservedFor,
+		resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "second", UID: types.UID("5d1f6d1e-8a10-4135-bada-13f71feaef21")})
+	mustPrepare(t, f, c)
+	f.journal.Close()
+	f.node.reboot(t)
+	f = start(t, f.node, "boot-2", nil)
+	if err := f.Recover(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	hideDeviceNode(t, 0)
+	for range 2 {
+		if _, err := f.Prepare(testContext(t), c); err == nil {
+			t.Error("prepared")
+		}
+		if diff := cmp.Diff([]string{gpu0 + " default/worker default/second: can't be given to containers"}, f.outcomes(t)); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+	}
+}
+
 // mountMark has a process on the host that has the claim's mark mounted.
 func mountMark(t *testing.T, n *node, claimUID string) {
 	t.Helper()

@@ -164,7 +164,7 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 // reserve makes the record durable under the locks of the claim and of the GPUs
 // that it is to hold. Then it unlocks the GPUs: the next steps wait for the
 // hardware, and the record keeps the devices from others. It returns the record
-// that is in force, whether the claim may have been prepared before, and the
+// that is in force, whether it may have been prepared in this boot, and the
 // function that unlocks the claim.
 func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.Record, before bool, unlock func(), _ error) {
 	unlock, unlockGPUs, err := p.lockWhenFree(ctx, want)
@@ -185,7 +185,9 @@ func (p *Preparer) reserve(ctx context.Context, want holding.Record) (r holding.
 }
 
 // recordClaim writes the record, unless it is there already, and returns the one
-// that is there. After an error the record may exist, and the caller undoes the prepare.
+// that is there. before: the claim may have been prepared in this boot. No container of
+// an earlier one is left, so the claim is new then, also for the undo. After an error the record
+// may exist, and the caller undoes the prepare.
 func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bool, _ error) {
 	have, before := p.cfg.Journal.Claim(want.ClaimUID) // perhaps, if its record can't be read
 	if have.IsOf(p.cfg.BootID) {
@@ -201,7 +203,7 @@ func (p *Preparer) recordClaim(want holding.Record) (_ holding.Record, before bo
 		return have.Record, true, err
 	}
 	want.RefusedClaims = have.RefusedClaims
-	return want, before, p.put(want)
+	return want, before && have.MayBeOf(p.cfg.BootID), p.put(want)
 }
 
 // addPods records pods that use the claim since it was prepared, and that it is prepared
