@@ -283,14 +283,18 @@ func (b *bench) refusedMany(ctx context.Context, node string) (err error) {
 		return err
 	}
 	defer p.close()
-	refused := slices.IndexFunc(b.partitions, func(d resourcev1.Device) bool {
+	offered, err := b.await(ctx, node, "mig", migGPUs) // as the policy has it
+	if err != nil {
+		return err
+	}
+	refused := slices.IndexFunc(offered, func(d resourcev1.Device) bool {
 		return *d.Attributes["profile"].StringValue == refusedProfile && *d.Attributes["index"].IntValue == 0
 	})
 	if refused < 0 {
 		return fmt.Errorf("node %s offers no %s of GPU 0", node, refusedProfile)
 	}
 	b.progress("refusing %d pods", b.refusedPods)
-	claims, err := allocatedClaims(ctx, b.stack.Kube(), node, slices.Repeat([]string{b.partitions[refused].Name}, b.refusedPods))
+	claims, err := allocatedClaims(ctx, b.stack.Kube(), node, slices.Repeat([]string{offered[refused].Name}, b.refusedPods))
 	if err != nil {
 		return err
 	}
