@@ -304,16 +304,17 @@ func TestHalves(t *testing.T) {
 	}
 }
 
-// TestMakeFails has hardware refuse; the kubelet tries again.
+// TestMakeFails has hardware refuse twice, which are both attempts of a prepare; the kubelet tries
+// again.
 func TestMakeFails(t *testing.T) {
 	t.Parallel()
-	create := nvmlsim.Fault{Call: "GpuInstanceCreateComputeInstance", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown, Count: 1}
+	create := nvmlsim.Fault{Call: "GpuInstanceCreateComputeInstance", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown, Count: 2}
 	for name, faults := range map[string][]nvmlsim.Fault{
-		"no GPU instance":                       {{Call: "DeviceCreateGpuInstanceWithPlacement", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown, Count: 1}},
+		"no GPU instance":                       {{Call: "DeviceCreateGpuInstanceWithPlacement", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown, Count: 2}},
 		"no compute instance":                   {create},
 		"no compute instance, stuck":            {create, {Call: "GpuInstanceDestroy", GPU: nvmlsim.AnyGPU, Code: nvmlsim.InUse, Count: 1}},
 		"no compute instance, stuck for longer": {create, {Call: "GpuInstanceDestroy", GPU: nvmlsim.AnyGPU, Code: nvmlsim.InUse, Count: 4}},
-		"no MIG mode":                           {{Call: "DeviceSetMigMode", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown, Count: 1}},
+		"no MIG mode":                           {{Call: "DeviceSetMigMode", GPU: nvmlsim.AnyGPU, Code: nvmlsim.Unknown, Count: 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
