@@ -119,7 +119,7 @@ func unprepareAndRest(t *testing.T, _ *node, p *plugin, c *resourceapi.ResourceC
 // failToPrepare makes the second GPU refuse after the first is done; an error
 // means that the plugin has died.
 func failToPrepare(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) error {
-	n.fault(t, nvmlsim.Fault{Call: "GpuInstanceCreateComputeInstance", GPU: 1, Code: nvmlsim.Unknown, DelayMS: 500, Count: 1})
+	n.fault(t, nvmlsim.Fault{Call: "GpuInstanceCreateComputeInstance", GPU: 1, Code: nvmlsim.Unknown, DelayMS: 500, Count: 2})
 	if names, err := p.prepare(t, c); err == nil {
 		t.Errorf("prepared in spite of hardware: %v", names)
 	}
