@@ -115,10 +115,8 @@ func (b *bench) oneByOne(ctx context.Context, p *plugin, node string, c *resourc
 func (b *bench) keptWarm(ctx context.Context, p *plugin, node string, c *resourcev1.ResourceClaim, cold sample) error {
 	const policy = `{apiVersion: gpu.tessera.dev/v1alpha1, kind: SharingPolicy, metadata: {name: warm},
 spec: {nodeSelector: {matchLabels: {kubernetes.io/hostname: %s}}, plan: {partitioned: {profiles: [%s], keepWarm: 60s}}}}`
-	cmd := b.stack.Command(ctx, "kubectl", "apply", "-f", "-")
-	cmd.Stdin = strings.NewReader(fmt.Sprintf(policy, node, migProfile))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("apply a policy: %w: %s", err, out)
+	if err := b.applyPolicy(ctx, fmt.Sprintf(policy, node, migProfile)); err != nil {
+		return err
 	}
 	one := func() (time.Duration, error) {
 		s, err := measure(1, func() error { return p.prepare(ctx, c) })
@@ -144,6 +142,16 @@ spec: {nodeSelector: {matchLabels: {kubernetes.io/hostname: %s}}, plan: {partiti
 // latency sets how long the simulated hardware takes.
 func (b *bench) latency(ctx context.Context, node string, destroy time.Duration) error {
 	return b.hardware(ctx, node, "latency", "--create", migCreate.String(), "--destroy", destroy.String())
+}
+
+// applyPolicy creates a SharingPolicy, or changes it.
+func (b *bench) applyPolicy(ctx context.Context, policy string) error {
+	cmd := b.stack.Command(ctx, "kubectl", "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(policy)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("apply a policy: %w: %s", err, out)
+	}
+	return nil
 }
 
 // hardware runs the simulator's command on a node.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	resourcev1 "k8s.io/api/resource/v1"
@@ -142,10 +141,8 @@ func (b *bench) phases(ctx context.Context) {
 func (b *bench) cutIntoShares(ctx context.Context, gpuUUID string) ([]string, error) {
 	const policy = `{apiVersion: gpu.tessera.dev/v1alpha1, kind: SharingPolicy, metadata: {name: shares},
 spec: {gpuSelector: 'device.attributes["gpu.nvidia.com"].uuid == "%s"', plan: {mps: {shares: %d}}}}`
-	cmd := b.stack.Command(ctx, "kubectl", "apply", "-f", "-")
-	cmd.Stdin = strings.NewReader(fmt.Sprintf(policy, gpuUUID, mpsShares))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("apply a policy: %w: %s", err, out)
+	if err := b.applyPolicy(ctx, fmt.Sprintf(policy, gpuUUID, mpsShares)); err != nil {
+		return nil, err
 	}
 	devices, err := b.await(ctx, b.node, "mps", mpsShares)
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -63,10 +62,8 @@ func (b *bench) refused(ctx context.Context) error {
 func (b *bench) evictAfterRefusals(ctx context.Context, node string) error {
 	const policy = `{apiVersion: gpu.tessera.dev/v1alpha1, kind: SharingPolicy, metadata: {name: %s},
 spec: {priority: 100, nodeSelector: {matchLabels: {kubernetes.io/hostname: %s}}, plan: {partitioned: {profiles: [%s]}}, health: {onPrepareFailure: Evict}}}`
-	cmd := b.stack.Command(ctx, "kubectl", "apply", "-f", "-")
-	cmd.Stdin = strings.NewReader(fmt.Sprintf(policy, evicting, node, refusedProfile))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("apply a policy: %w: %s", err, out)
+	if err := b.applyPolicy(ctx, fmt.Sprintf(policy, evicting, node, refusedProfile)); err != nil {
+		return err
 	}
 	t := &resourcev1.ResourceClaimTemplate{
 		ObjectMeta: metav1.ObjectMeta{Name: evicting},
