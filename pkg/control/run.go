@@ -206,7 +206,7 @@ func addParts(mgr manager.Manager, p *publish.Publisher, c *claims.Index, s *ser
 		}
 	}
 	api, events := mgr.GetClient(), shortEvents{mgr.GetEventRecorder(publish.FieldManager)}
-	planner := plan.New(api, c, s, kinds.Definitions{Server: mgr.GetAPIReader(), Clock: clock.RealClock{}}, clock.RealClock{}, registry)
+	planner := plan.New(api, c, s, kinds.Definitions{Server: mgr.GetAPIReader(), Clock: clock.RealClock{}}, registry)
 	for _, metrics := range []prometheus.Collector{nodes.NewCollector(api, p, planner), policies.NewCollector(api)} {
 		if err := registry.Register(metrics); err != nil {
 			return fmt.Errorf("register metrics of policies and pools: %w", err)

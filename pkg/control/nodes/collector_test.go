@@ -49,7 +49,7 @@ func TestMetricsOfPools(t *testing.T) {
 		objects, hidden = append(objects, added...), append(hidden, name)
 	}
 	api, now := controltest.NewAPI(t, objects...), testingclock.NewFakeClock(time.Unix(1000, 0))
-	planner := plan.New(api, controltest.NewClaims(t).Index, server.New(&controltest.Server{}, now), kinds.Definitions{Server: api, Clock: now}, now, nil)
+	planner := plan.New(api, controltest.NewClaims(t).Index, server.New(&controltest.Server{}, now), kinds.Definitions{Server: api, Clock: now}, nil)
 	kube := fake.NewClientset()
 	publisher, err := publish.New(draclient.New(kube), kube.Discovery())
 	if err != nil {

@@ -114,7 +114,7 @@ func newFixture(t *testing.T) *fixture {
 func (s *fixture) restart() {
 	s.metrics = prometheus.NewRegistry()
 	asked := server.New(s.server, s.clock)
-	planner := plan.New(s.api, s.claims.Index, asked, kinds.Definitions{Server: s.api, Clock: s.clock}, s.clock, s.metrics)
+	planner := plan.New(s.api, s.claims.Index, asked, kinds.Definitions{Server: s.api, Clock: s.clock}, s.metrics)
 	leads := make(chan struct{})
 	close(leads)
 	s.nodes = New(Config{

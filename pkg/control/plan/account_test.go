@@ -25,7 +25,7 @@ func TestAccountOfEditedPolicy(t *testing.T) {
 			policy := controltest.Policy("p", v1alpha1.SharingPolicySpec{Plan: controltest.MPS(4)})
 			api, claims := controltest.NewAPI(t, append(node, policy)...), controltest.NewClaims(t)
 			asked := server.New(&controltest.Server{Form: publish.SplitCounters}, clock)
-			p := New(api, claims.Index, asked, kinds.Definitions{Server: api, Clock: clock}, clock, metrics)
+			p := New(api, claims.Index, asked, kinds.Definitions{Server: api, Clock: clock}, metrics)
 			inv := node[1].(*v1alpha1.GPUInventory)
 			claims.Have("n", controltest.Devices{"ns/c": {"gpu-00000000-mps4-0"}})
 			common, err := p.Common(ctx)

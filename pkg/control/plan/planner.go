@@ -48,10 +48,10 @@ type Planner struct {
 	published map[string]time.Time
 }
 
-// New returns a Planner that has decided nothing yet.
-func New(c client.Reader, claims *claims.Index, s *server.Server, d kinds.Definitions, clock clock.PassiveClock, registerer prometheus.Registerer) *Planner {
+// New returns a Planner that has decided nothing yet. It has the definitions' clock.
+func New(c client.Reader, claims *claims.Index, s *server.Server, d kinds.Definitions, registerer prometheus.Registerer) *Planner {
 	return &Planner{
-		client: c, book: &rulebook{client: c, definitions: d}, claims: claims, server: s, clock: clock, changes: make(chan event.GenericEvent, 1),
+		client: c, book: &rulebook{client: c, definitions: d}, claims: claims, server: s, clock: d.Clock, changes: make(chan event.GenericEvent, 1),
 		metrics: newMetrics(registerer), last: make(map[string]Account), published: make(map[string]time.Time),
 	}
 }

@@ -72,7 +72,7 @@ func (f *fleet) restart(t *testing.T) {
 	}
 	f.policies = New(Config{
 		Client: f.api, Slices: publisher, Writes: undone.New(now), Events: f.events, Clock: now,
-		Planner: plan.New(f.api, f.claims.Index, server.New(f.server, now), kinds.Definitions{Server: f.api, Clock: now}, now, nil),
+		Planner: plan.New(f.api, f.claims.Index, server.New(f.server, now), kinds.Definitions{Server: f.api, Clock: now}, nil),
 	})
 }
 
