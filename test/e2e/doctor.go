@@ -18,6 +18,48 @@ import (
 // recovery is how long a node may take to be as it must be after a story.
 const recovery = time.Minute
 
+// mend takes a story's policies and the faults of its hardware away. What the plugin has
+// noted of the hardware must have ended by the story itself, unless the story failed.
+func mend(ctx context.Context, t inLane, s *stack.Stack) {
+	if _, err := s.Kubectl(ctx, "delete", "sharingpolicies", "--all"); err != nil {
+		t.Log("the story leaves its policies behind:", err)
+	}
+	mends := [][]string{{"fault", "--clear"}, {"heal"}}
+	if t.Failed() {
+		mends = append(mends, []string{"driver", "unload"}, []string{"driver", "load"})
+	}
+	for _, node := range s.Cluster.Nodes() {
+		for _, args := range mends {
+			if _, err := s.Cluster.Exec(ctx, node, s.SimulatorCommand(args...)...); err != nil {
+				t.Log("the story leaves the faults of its hardware behind:", err)
+			}
+		}
+	}
+	if t.Failed() {
+		if err := conditionsEnded(ctx, s); err != nil {
+			t.Log("the story leaves conditions of GPUs behind:", err)
+		}
+	}
+	if err := healthy(ctx, s); err != nil {
+		t.Errorf("the story leaves something behind: %v", err)
+	}
+}
+
+// conditionsEnded waits until no GPU has a condition. The plugin looks twice, half a minute
+// apart, before a load of the driver ends one.
+func conditionsEnded(ctx context.Context, s *stack.Stack) error {
+	var conditions string
+	err := wait.PollUntilContextTimeout(ctx, time.Second, 2*recovery, true, func(ctx context.Context) (bool, error) {
+		var err error
+		conditions, err = s.Kubectl(ctx, "get", "gpuinventories", "-o", "jsonpath={.items[*].status.gpus[*].conditions[*].type}")
+		return err == nil && conditions == "", nil
+	})
+	if err != nil {
+		return fmt.Errorf("still %s: %w", conditions, err)
+	}
+	return nil
+}
+
 // healthy waits until the plugin's doctor finds nothing wrong on any node, and
 // nothing left over.
 func healthy(ctx context.Context, s *stack.Stack) error {

@@ -67,19 +67,7 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 		return err
 	}
 	return ownNamespace(env, s, story, func() {
-		if _, err := s.Kubectl(context.Background(), "delete", "sharingpolicies", "--all"); err != nil {
-			env.T().Log("the story leaves its policies behind:", err)
-		}
-		for _, node := range s.Cluster.Nodes() {
-			for _, mend := range [][]string{{"fault", "--clear"}, {"heal"}} {
-				if _, err := s.Cluster.Exec(context.Background(), node, s.SimulatorCommand(mend...)...); err != nil {
-					env.T().Log("the story leaves the faults of its hardware behind:", err)
-				}
-			}
-		}
-		if err := healthy(context.Background(), s); err != nil {
-			env.T().(inLane).Errorf("the story leaves something behind: %v", err)
-		}
+		mend(context.Background(), env.T().(inLane), s)
 	})
 }
 
