@@ -68,7 +68,7 @@ type feature struct {
 	// older containerd.
 	others bool
 	// fault: the story shows behaviour after a failure, or an upgrade or a migration;
-	// README.md doesn't list it.
+	// the first table doesn't list it.
 	fault bool
 }
 

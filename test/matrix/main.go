@@ -1,5 +1,5 @@
 // Command matrix runs the stories of each feature on real clusters of every
-// Kubernetes version and writes the outcomes to docs/compatibility.md and README.md.
+// Kubernetes version and writes the outcomes to docs/compatibility.md.
 // Stories that have passed for the same files of the tree aren't run again, so that
 // a run that was interrupted goes on.
 package main
@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	page, readme = "docs/compatibility.md", "README.md"
+	page = "docs/compatibility.md"
 	// recorded has the results of which the page is made.
 	recorded  = "docs/compatibility.json"
 	passedDir = "_output/matrix"
@@ -135,5 +135,5 @@ func writePage(results map[string]outcome.Result) error {
 			return err
 		}
 	}
-	return outcome.Fill(readme, "matrix needs", needs(results))
+	return outcome.Fill(page, "matrix needs", needs(results))
 }
