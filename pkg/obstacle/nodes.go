@@ -75,7 +75,7 @@ func nodes() []Obstacle { //nolint:funlen // a table
 		},
 		{
 			Foreign: true,
-			Texts:   []string{"DRA driver gpu.nvidia.com is not registered"},
+			Texts:   []string{"DRA driver gpu.nvidia.com is not registered", "plugin name gpu.nvidia.com not found in the list of registered DRA plugins"},
 			Means:   "the node's plugin doesn't run, or the kubelet hasn't registered it",
 			Do:      "`kubectl get pods -n NAMESPACE -l app.kubernetes.io/component=node -o wide` shows the plugin's pod. The kubelet tries again by itself.",
 		},
