@@ -125,8 +125,8 @@ func TestCounters(t *testing.T) {
 		{eightSlices, []string{"1g", "2g", "3g"}, "s0-1=2 s2-3=2 s4-5=2 s6=1"},
 		{eightSlices, nil, "ofa-engines=1 s0=1 s1=1 s2=1 s3=1 s4=1 s5=1 s6=1"},
 		{[]string{"a30"}, []string{"1g"}, ""},
-		{[]string{"rtx-pro-6000"}, []string{"1g"}, ""},
-		{[]string{"rtx-pro-6000"}, []string{"1g", "2g", "4g"}, "s0-3=2 s6-9=2"},
+		{rtxPRO6000, []string{"1g"}, ""},
+		{rtxPRO6000, []string{"1g", "2g", "4g"}, "s0-3=2 s6-9=2"},
 	} {
 		for _, model := range tc.models {
 			m, err := nvmlsim.FindModel(model)
@@ -152,7 +152,11 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-var eightSlices = []string{"a100-40gb", "a100-80gb", "h100-80gb", "h100-nvl", "h200", "b200", "gb200"}
+// Models with the same number of memory slices.
+var (
+	eightSlices = []string{"a100-40gb", "a100-80gb", "h100-80gb", "h100-nvl", "h200", "h200-nvl", "b200", "gb200", "gb200-189gb"}
+	rtxPRO6000  = []string{"rtx-pro-6000", "rtx-pro-6000-max-q", "rtx-pro-6000-workstation"}
+)
 
 func contains(list []string, s string) bool { return slices.Contains(list, s) }
 

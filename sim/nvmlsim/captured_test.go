@@ -63,6 +63,9 @@ func likeRow(m *nvmlsim.Model, row string, inGiB bool) string {
 		if inGiB {
 			memory = fmt.Sprintf("%.2f", float64(p.MemorySizeMB)/1024)
 		}
+		if captured[1] == "?" {
+			memory = "?"
+		}
 		got := []string{p.Name, memory}
 		for i, n := range []uint32{p.MultiprocessorCount, p.CopyEngineCount, p.DecoderCount, p.EncoderCount, p.JPEGCount, p.OFACount, p.InstanceCount} {
 			cell := fmt.Sprint(n)

@@ -176,8 +176,8 @@ func models(t *testing.T) []*nvmlsim.Model {
 	t.Helper()
 	all, err := nvmlsim.Models()
 	check(t, err)
-	if len(all) != 23 {
-		t.Errorf("%d models, want 23", len(all))
+	if len(all) != 32 {
+		t.Errorf("%d models, want 32", len(all))
 	}
 	return all
 }

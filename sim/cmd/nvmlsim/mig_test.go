@@ -109,7 +109,8 @@ func TestProfileNamesByGoNVLib(t *testing.T) {
 	if !ownProcess(t) {
 		return
 	}
-	root := install(t, "a30,a100-40gb,a100-80gb,h100-80gb,h100-nvl,h200,b200,gb200,rtx-pro-6000")
+	root := install(t, "a30,a100-40gb,a100-80gb,h100-80gb,h100-nvl,h200,h200-nvl,"+
+		"b200,gb200,gb200-189gb,rtx-pro-6000,rtx-pro-6000-max-q,rtx-pro-6000-workstation")
 	l := open(t, root)
 	devices, err := nvdevice.New(l).GetDevices()
 	if err != nil {
