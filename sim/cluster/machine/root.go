@@ -47,6 +47,7 @@ func mountRoot(spec *Spec) error {
 		r.enter,
 		r.mountKernelFileSystems,
 		r.mountPlaces,
+		mountUncovered,
 		r.maskSysctls,
 		r.makeViews,
 		r.leaveHost,
@@ -132,6 +133,24 @@ func (r *root) mountKernelFileSystems() error {
 		return mountOwnDevices()
 	}
 	return bind(hostRoot+"/dev", "/dev", unix.MS_REC)
+}
+
+// uncoveredDir has a proc and a sysfs in which nothing is covered. No program uses them: they are
+// there for the kernel, which doesn't let a container in a user namespace mount these file systems
+// if parts of all those are covered that are mounted where the container was started.
+const uncoveredDir = StateDir + "/uncovered"
+
+func mountUncovered() error {
+	for _, fstype := range []string{"proc", "sysfs"} {
+		target := filepath.Join(uncoveredDir, fstype)
+		if err := os.MkdirAll(target, 0o755); err != nil {
+			return err
+		}
+		if err := mount(fstype, target, fstype, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // maskSysctls puts plain files over kernel settings that belong to the whole

@@ -279,3 +279,17 @@ func TestMountsThatCannotBe(t *testing.T) {
 		}
 	}
 }
+
+// As the container runtime does it for pods with user namespaces.
+func TestUserNamespaceMountsKernelFileSystems(t *testing.T) {
+	for name, spec := range map[string]Spec{
+		"host's devices": {MaskedSysctls: map[string]string{"kernel/panic": "10"}},
+		"own devices":    {MaskedSysctls: map[string]string{"kernel/panic": "10"}, OwnDevices: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := startMachine(t, spec)
+			m.sh(`mkdir /tmp/proc /tmp/sys
+exec unshare --user --map-root-user --mount --pid --net --fork /bin/sh -ec 'mount -t proc proc /tmp/proc; mount -t sysfs sysfs /tmp/sys; test -e /tmp/proc/self; test -e /tmp/sys/kernel'`)
+		})
+	}
+}
