@@ -33,7 +33,7 @@ func programs(version string) []program {
 		// The hook runs on the host, whose C library may be older than ours or
 		// another one: static, it needs none.
 		{
-			path: "/usr/bin/nvidia-cdi-hook", pkg: "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook", cgo: true,
+			path: "/usr/bin/nvidia-cdi-hook", pkg: "./cmd/cdi-hook", cgo: true,
 			flags: []string{"-tags=netgo,osusergo", "-ldflags=" + strip + " -linkmode=external -extldflags=-static"},
 		},
 		{path: "/usr/bin/nvmlsim", pkg: "./sim/cmd/nvmlsim", flags: []string{stamped}},

@@ -141,6 +141,7 @@ func compute(cfg Config, d *Driver) (*computed, error) {
 		c.common = *common.ContainerEdits
 		dropGraphicsHook(&c.common)
 		mergeSymlinkHooks(&c.common)
+		mergeHooks(&c.common)
 		addPrograms(&c.common, d.ProgramDirs)
 		for _, g := range d.GPUs {
 			c.devices[g.UUID] = describe(lib, d, g)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/tessera-dra/tessera/pkg/cdihook"
 	"github.com/tessera-dra/tessera/pkg/nvml"
 )
 
@@ -35,8 +36,7 @@ func options(cfg Config, d *Driver) []nvcdi.Option {
 	return opts
 }
 
-// uselessHooks returns the hooks without effect on this host. Each hook is a
-// program that runs before a container starts, and takes some milliseconds.
+// uselessHooks returns the hooks without effect on this host: containers start the later for each.
 func uselessHooks(d *Driver) []string {
 	var useless []string
 	if !hasMemoryLimits(d.Version) {
@@ -75,6 +75,20 @@ func mergeSymlinkHooks(edits *specs.ContainerEdits) {
 			return false
 		}
 		first.Args = append(first.Args, h.Args[fixed:]...)
+		return true
+	})
+}
+
+// mergeHooks lets one process run all hooks that would run directly one after the other:
+// starting a process for each takes longer than most of them do. The order stays.
+func mergeHooks(edits *specs.ContainerEdits) {
+	var last *specs.Hook
+	edits.Hooks = slices.DeleteFunc(edits.Hooks, func(h *specs.Hook) bool {
+		if last == nil || last.HookName != h.HookName || last.Path != h.Path || !slices.Equal(last.Env, h.Env) {
+			last = h
+			return false
+		}
+		last.Args = cdihook.Join(last.Args, h.Args)
 		return true
 	})
 }

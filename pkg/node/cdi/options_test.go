@@ -52,3 +52,32 @@ func TestMemoryLimitsCameWith615(t *testing.T) {
 		}
 	}
 }
+
+// TestOneProcessRunsHooks: hooks that run one after the other are one process; those at another
+// time, of another program or with another environment aren't.
+func TestOneProcessRunsHooks(t *testing.T) {
+	hook := func(name, path, env string, args ...string) *specs.Hook {
+		return &specs.Hook{HookName: name, Path: path, Env: []string{env}, Args: append([]string{"nvidia-cdi-hook"}, args...)}
+	}
+	const created, started, program, quiet = "createContainer", "startContainer", "/usr/bin/nvidia-cdi-hook", "NVIDIA_CTK_DEBUG=false"
+	edits := &specs.ContainerEdits{Hooks: []*specs.Hook{
+		hook(created, program, quiet, "create-symlinks", "--link", "a::/b"),
+		hook(created, program, quiet, "enable-cuda-compat", "--host-driver-version=580.1"),
+		hook(created, program, quiet, "update-ldcache", "--folder", "/usr/lib64"),
+		hook(started, program, quiet, "later"),
+		hook(created, program, quiet, "after that"),
+		hook(created, "/usr/bin/another", quiet, "another program"),
+		hook(created, "/usr/bin/another", "NVIDIA_CTK_DEBUG=true", "says more"),
+	}}
+	mergeHooks(edits)
+	want := []*specs.Hook{
+		hook(created, program, quiet, "create-symlinks", "--link", "a::/b", "+", "enable-cuda-compat", "--host-driver-version=580.1", "+", "update-ldcache", "--folder", "/usr/lib64"),
+		hook(started, program, quiet, "later"),
+		hook(created, program, quiet, "after that"),
+		hook(created, "/usr/bin/another", quiet, "another program"),
+		hook(created, "/usr/bin/another", "NVIDIA_CTK_DEBUG=true", "says more"),
+	}
+	if diff := cmp.Diff(want, edits.Hooks); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
