@@ -3,21 +3,23 @@
 # libnvidia-ml) and that the simulator's library is built with, and xz, which
 # packs `make metal-bundle`, where they are missing, and says nothing where they
 # aren't. With the word cross, it also installs the C compiler for the other
-# architecture that `make release` builds for. What the local cluster needs beyond
-# that, sim/cmd/localcluster installs itself. Idempotent.
+# architecture that `make release` builds for; with the word foreign, also the emulator
+# that runs such programs. What the local cluster needs beyond that,
+# sim/cmd/localcluster installs itself. Idempotent.
 #
-# usage: hack/prepare.sh [cross]
+# usage: hack/prepare.sh [cross|foreign]
 set -euo pipefail
 
 missing=()
 command -v gcc >/dev/null || missing+=(gcc)
 [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
 command -v xz >/dev/null || missing+=(xz-utils)
-if [ "${1:-}" = cross ]; then
+if [ -n "${1:-}" ]; then
 	case $(uname -m) in
 	x86_64) triple=aarch64-linux-gnu architecture=arm64 ;;
 	*) triple=x86_64-linux-gnu architecture=amd64 ;;
 	esac
+	[ "$1" != foreign ] || command -v "qemu-${triple%%-*}" >/dev/null || missing+=(qemu-user)
 	command -v $triple-gcc >/dev/null || missing+=("gcc-${triple//_/-}")
 	[ -e /usr/$triple/include/stdlib.h ] || missing+=("libc6-dev-$architecture-cross")
 fi
