@@ -10,12 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unstarted is the name of runc's process that has made a container and waits for the
-// word to execute the container's program. It has the claim's marks mounted already.
-const unstarted = "runc:[2:INIT]"
+// isUnstarted reports whether a command's name is that of a process of runc or crun (CRI-O's
+// default; read off version 1.8.1) that has made a container and waits for the word to execute the
+// container's program. It has the claim's marks mounted already.
+func isUnstarted(command string) bool { return command == "runc:[2:INIT]" || command == "crun" }
 
 // killUnstarted kills processes with a mark of the claim that have not executed their
-// container's program, and returns their PIDs. If containerd is killed while it starts a
+// container's program, and returns their PIDs. If the container runtime is killed while it starts a
 // container, it may forget that process, which then waits for ever. The kubelet would
 // kill it with the rest of the pod's cgroup, but only after the claim is unprepared.
 //
@@ -23,7 +24,7 @@ const unstarted = "runc:[2:INIT]"
 func (c *Containers) killUnstarted(claimUID string) (killed []int) {
 	mounts, _ := c.scan() // one that can't be read isn't killed
 	for _, m := range mounts {
-		if m.claimUID == claimUID && c.command(m.pid) == unstarted && c.kill(m) == nil {
+		if m.claimUID == claimUID && isUnstarted(c.command(m.pid)) && c.kill(m) == nil {
 			killed = append(killed, m.pid)
 		}
 	}
@@ -55,7 +56,7 @@ func (c *Containers) kill(m mount) error {
 		return err
 	}
 	same := slices.ContainsFunc(marks, func(now mount) bool { return now.claimUID == m.claimUID })
-	if own != hosts || !same || c.command(m.pid) != unstarted {
+	if own != hosts || !same || !isUnstarted(c.command(m.pid)) {
 		return fmt.Errorf("process %d is another one", m.pid)
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {

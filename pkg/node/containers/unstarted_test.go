@@ -11,17 +11,18 @@ import (
 )
 
 // TestUnstartedIsKilled checks what becomes of processes that still have a claim's mark
-// when the wait for them ends: runc's that never became the container's program is killed.
+// when the wait for them ends: a runtime's that never became the container's program is killed.
 func TestUnstartedIsKilled(t *testing.T) {
 	const marked = "901 880 8:1 /var/lib/tessera/marks/" + claimUID + "//deleted /dev/tessera/" + claimUID + " ro - ext4 /dev/sda1 rw\n"
 	for name, test := range map[string]struct {
 		comm, mountinfo, namespace string
 		want                       bool
 	}{
-		"never started":            {comm: unstarted, mountinfo: marked, want: true},
+		"never started, runc":      {comm: "runc:[2:INIT]", mountinfo: marked, want: true},
+		"never started, crun":      {comm: "crun", mountinfo: marked, want: true},
 		"the container's program":  {comm: "trainer", mountinfo: marked},
-		"another claim's":          {comm: unstarted, mountinfo: strings.ReplaceAll(marked, claimUID, "1"+claimUID[1:])},
-		"not the host's processes": {comm: unstarted, mountinfo: marked, namespace: "mnt:[1]"},
+		"another claim's":          {comm: "runc:[2:INIT]", mountinfo: strings.ReplaceAll(marked, claimUID, "1"+claimUID[1:])},
+		"not the host's processes": {comm: "runc:[2:INIT]", mountinfo: marked, namespace: "mnt:[1]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			child := exec.CommandContext(t.Context(), "sleep", "infinity")
