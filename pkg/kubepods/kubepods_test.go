@@ -27,11 +27,15 @@ func TestNames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			container := tc.top + tc.pod + "/cri-containerd-0a1b.scope"
-			if above, ok := kubepods.Above(container); !ok || above != filepath.Dir(tc.top) {
-				t.Errorf("above the pods is %q, %t", above, ok)
-			}
-			if got := kubepods.PodUID([]byte("0::" + container + "\n")); got != podUID {
-				t.Errorf("it is pod %q", got)
+			// CRI-O's names, with a cgroup for the container's monitor.
+			for _, name := range []string{"cri-containerd-0a1b.scope", "0a1b", "crio-0a1b.scope", "crio-0a1b", "crio-conmon-0a1b"} {
+				path := tc.top + tc.pod + "/" + name
+				if above, ok := kubepods.Above(path); !ok || above != filepath.Dir(tc.top) {
+					t.Errorf("above %s is %q, %t", path, above, ok)
+				}
+				if got := kubepods.PodUID([]byte("0::" + path + "\n")); got != podUID {
+					t.Errorf("%s is pod %q", path, got)
+				}
 			}
 			if dirs := kubepods.Dirs(tc.top, podUID); !slices.Contains(dirs, tc.top+tc.pod) {
 				t.Errorf("the pod's cgroup is none of %q", dirs)

@@ -28,6 +28,11 @@ func TestParseGroups(t *testing.T) {
 			mounts:     unified,
 			want:       []string{"/sys/fs/cgroup"},
 		},
+		"version 2, systemd, CRI-O": {
+			membership: "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/crio-" + id + ".scope\n",
+			mounts:     unified,
+			want:       []string{"/sys/fs/cgroup"},
+		},
 		"version 2, the kubelet's own": {
 			membership: "0::/kubelet/kubepods/burstable/pod1/2\n",
 			mounts:     unified,
@@ -86,7 +91,7 @@ func TestParseGroups(t *testing.T) {
 		})
 	}
 	// Without the kubelet's cgroups for pods containers are where the runtime puts them.
-	for _, membership := range []string{"0::/system.slice/cri-containerd-" + id + ".scope\n", "3:cpuset:/k8s.io/" + id + "\n0::/\n"} {
+	for _, membership := range []string{"0::/system.slice/cri-containerd-" + id + ".scope\n", "0::/system.slice/crio-" + id + ".scope\n", "3:cpuset:/k8s.io/" + id + "\n0::/\n"} {
 		if found, err := parseGroups(membership, "0::/init.scope\n", unified); !errors.Is(err, errNoPod) {
 			t.Errorf("in %q daemons would end with the container: got %v, %v", membership, found, err)
 		}
