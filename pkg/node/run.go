@@ -180,7 +180,7 @@ func (p *plugin) openState(host driverroot.Host) error {
 	if p.containers, err = containers.New(p.dir.Marks(), host); err != nil {
 		return errors.Join(err, p.journal.Close())
 	}
-	p.specs = cdi.New(cdi.Config{Dir: p.cfg.CDIDir, HookPath: hook, HookError: unusable, Host: host, Mark: p.containers.Mark})
+	p.specs = cdi.New(cdi.Config{Dir: p.cfg.CDIDir, HookPath: hook, HookError: unusable, Host: host, DevDir: "/dev", Mark: p.containers.Mark})
 	if err := p.dir.Check(p.specs); err != nil {
 		return errors.Join(err, p.journal.Close())
 	}

@@ -49,5 +49,11 @@ func pods() []Obstacle {
 			Means:   "the pod mounts a volume read-only at /tmp, where the directory of the MPS daemon belongs",
 			Do:      "Mount it writable, an `emptyDir` for example; a read-only root file system doesn't matter.",
 		},
+		{
+			Foreign: true,
+			Texts:   []string{"error creating device nodes: mount src=/dev/"},
+			Means:   "the pod has a user namespace (`hostUsers: false`), and the device node that the message names isn't in the host's /dev",
+			Do:      "Leave `hostUsers` out, or make the node on the host, as docs/security.md says about user namespaces.",
+		},
 	}
 }

@@ -3,6 +3,7 @@ package cdi
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
@@ -40,6 +42,10 @@ func (s *Specs) partitionEdits(d *Driver, dev device, p gpu.Partition, i gpu.Ins
 		node, err := s.capability(filepath.Join(d.ProcRoot, access), major)
 		if err != nil {
 			return specs.ContainerEdits{}, refused(p, err)
+		}
+		if d.DevRoot == "/" && s.cfg.DevDir != "" {
+			// If it can't be made, pods without a user namespace work all the same.
+			_ = makeNode(s.cfg.DevDir, node)
 		}
 		edits.DeviceNodes = append(edits.DeviceNodes, node)
 	}
@@ -94,6 +100,29 @@ func (s *Specs) capability(path string, major int64) (*specs.DeviceNode, error) 
 		Path: fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor), Type: "c", Major: major, Minor: minor,
 		FileMode: &mode, Permissions: "rw",
 	}, nil
+}
+
+// makeNode makes the device node on the host, as nvidia-modprobe does. Container runtimes make
+// their own, but not in user namespaces: there they mount the host's.
+func makeNode(devDir string, node *specs.DeviceNode) error {
+	path := filepath.Join(devDir, strings.TrimPrefix(node.Path, "/dev/"))
+	mode, number := unix.S_IFCHR|uint32(*node.FileMode), unix.Mkdev(uint32(node.Major), uint32(node.Minor))
+	var now unix.Stat_t
+	if err := unix.Lstat(path, &now); err == nil {
+		if now.Mode == mode && now.Rdev == number {
+			return nil
+		}
+		if err := os.Remove(path); err != nil { // an earlier load of the driver had other numbers
+			return err
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mknod(path, mode, int(number)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make the device node %s: %w", path, err)
+	}
+	return os.Chmod(path, *node.FileMode) // in spite of the umask
 }
 
 // field reads a line such as "DeviceFileMinor: 5".

@@ -46,6 +46,9 @@ type Config struct {
 	// specification is written then: its containers wouldn't start.
 	HookError error
 	Host      driverroot.Host
+	// DevDir is the host's /dev, as this process sees it. Where the driver has its device nodes
+	// there, those of the capabilities of partitions are made there. Empty: they aren't.
+	DevDir string
 	// Mark, which may be nil, creates a file for a claim, and returns its path on the
 	// host and its mount path in the claim's containers (containers.Containers). It
 	// is idempotent.
