@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -36,6 +37,9 @@ type unit struct {
 	files map[string]string
 	flags []string
 	cgo   bool
+	// sourcesInC maps the name of each C program to a directory of a module, by its import
+	// path, all of whose files it is made of.
+	sourcesInC map[string]string
 	// links are symbolic links to the binary with the name target.
 	links  []string
 	target string
@@ -57,46 +61,45 @@ const strip = "-ldflags=-s -w"
 type Versions struct {
 	// Kubernetes is a minor version, "1.37".
 	Kubernetes string
-	// Containerd is "2", or "1.7"; empty: "2".
-	Containerd string
+	// Runtime is one of Runtimes; empty: DefaultRuntime.
+	Runtime string
 }
 
 // units lists what a cluster of the given versions is made of. kubernetesTag is the
 // module's exact version, such as v1.37.1.
 func units(versions Versions, kubernetesTag string) []unit {
-	module := func(name string, files map[string]string) unit {
-		dir := "sim/cluster/" + name
-		return unit{name: name, dir: dir, sources: []string{dir}, files: files, flags: []string{strip}}
-	}
-	runc := module("runc", map[string]string{"runc": "github.com/opencontainers/runc"})
+	runc := moduleUnit("runc", map[string]string{"runc": "github.com/opencontainers/runc"})
 	runc.cgo = true
 	runc.flags = []string{"-tags=seccomp,netgo,osusergo", strip + " -linkmode external -extldflags -static"}
-	name, repository := "containerd", "github.com/containerd/containerd/v2/cmd/"
-	if versions.Containerd == oldContainerd {
-		name, repository = "containerd-1.7", "github.com/containerd/containerd/cmd/"
-	}
-	containerd := module(name, map[string]string{
-		"containerd": repository + "containerd", "containerd-shim-runc-v2": repository + "containerd-shim-runc-v2", "ctr": repository + "ctr",
-	})
-	helm := module("helm", map[string]string{"helm": "helm.sh/helm/v4/cmd/helm"})
+	helm := moduleUnit("helm", map[string]string{"helm": "helm.sh/helm/v4/cmd/helm"})
 	helm.note = "about 3 minutes on 2 cores"
-	return []unit{
+	all := []unit{
 		{
 			name: "machine", dir: ".", files: map[string]string{"machine-init": "./sim/cluster/machine/init"}, flags: []string{strip},
 			sources: []string{"sim/cluster/machine", "sim/cluster/machine/init"},
 		},
 		runc,
-		module("etcd", map[string]string{"etcd": "go.etcd.io/etcd/server/v3"}),
-		containerd,
-		module("cni", map[string]string{
+		moduleUnit("etcd", map[string]string{"etcd": "go.etcd.io/etcd/server/v3"}),
+		moduleUnit("cni", map[string]string{
 			"bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
 			"loopback":   "github.com/containernetworking/plugins/plugins/main/loopback",
 			"host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
 		}),
-		module("crictl", map[string]string{"crictl": "sigs.k8s.io/cri-tools/cmd/crictl"}),
+		moduleUnit("crictl", map[string]string{"crictl": "sigs.k8s.io/cri-tools/cmd/crictl"}),
 		kubernetesUnit(versions.Kubernetes, kubernetesTag),
 		helm,
 	}
+	return append(all, versions.runtime().units...)
+}
+
+func (v Versions) runtime() containerRuntime {
+	return containerRuntimes()[cmp.Or(v.Runtime, DefaultRuntime)]
+}
+
+// moduleUnit is a Go module of its own in the directory of that name.
+func moduleUnit(name string, files map[string]string) unit {
+	dir := "sim/cluster/" + name
+	return unit{name: name, dir: dir, sources: []string{dir}, files: files, flags: []string{strip}}
 }
 
 func kubernetesUnit(version, tag string) unit {
@@ -148,6 +151,9 @@ var moduleName = regexp.MustCompile(`(?m)^module .*$`)
 func (u *unit) key(root, goVersion string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, goVersion, runtime.GOARCH, u.cgo, u.flags, slices.Sorted(maps.Keys(u.files)))
+	if len(u.sourcesInC) > 0 {
+		fmt.Fprintln(h, slices.Sorted(maps.Keys(u.sourcesInC)))
+	}
 	for _, dir := range u.sources {
 		entries, err := os.ReadDir(filepath.Join(root, dir))
 		if err != nil {
@@ -189,6 +195,11 @@ func (u *unit) build(ctx context.Context, root, dir string, log io.Writer) error
 			return err
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(u.sourcesInC)) {
+		if err := u.compileC(ctx, root, filepath.Join(temporary, name), u.sourcesInC[name], log); err != nil {
+			return err
+		}
+	}
 	for _, link := range u.links {
 		if err := os.Symlink(u.target, filepath.Join(temporary, link)); err != nil {
 			return fmt.Errorf("link %s: %w", link, err)
@@ -211,6 +222,37 @@ func (u *unit) compile(ctx context.Context, root, output, pkg string, log io.Wri
 		return fmt.Errorf("build %s in %s: %w\n%s", pkg, u.dir, err, lastLines(string(out), 20))
 	}
 	return nil
+}
+
+// compileC builds a C program, linked statically.
+func (u *unit) compileC(ctx context.Context, root, output, pkg string, log io.Writer) error {
+	done := progress(log, fmt.Sprintf("building %s (%s)", filepath.Base(output), u.name))
+	defer done()
+	dir, err := u.moduleDir(ctx, root, pkg)
+	if err != nil {
+		return err
+	}
+	sources, err := filepath.Glob(filepath.Join(dir, "*.c"))
+	if err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, "gcc", append([]string{"-std=c99", "-O2", "-s", "-static", "-o", output}, sources...)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, lastLines(string(out), 20))
+	}
+	return nil
+}
+
+// moduleDir is where a directory of a module is on this host. pkg is no Go package.
+func (u *unit) moduleDir(ctx context.Context, root, pkg string) (string, error) {
+	parts := strings.SplitN(pkg, "/", 4) // host, owner, repository and the rest
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", strings.Join(parts[:3], "/"))
+	cmd.Dir, cmd.Env = filepath.Join(root, u.dir), u.environment()
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module of %s: %w", pkg, err)
+	}
+	return filepath.Join(strings.TrimSpace(string(out)), parts[3]), nil
 }
 
 func parenthesis(note string) string {
@@ -310,6 +352,9 @@ func Build(ctx context.Context, versions Versions, dir string, log io.Writer) er
 	if err != nil {
 		return err
 	}
+	if err := b.ensurePackages(ctx, versions.runtime().packages); err != nil {
+		return err
+	}
 	for _, u := range units(versions, tag) {
 		if _, err := b.ensure(ctx, &u, dir); err != nil {
 			return err
@@ -347,7 +392,7 @@ func (b *builder) ensure(ctx context.Context, u *unit, dir string) (string, erro
 // make builds a unit into a directory of the cache.
 func (b *builder) make(ctx context.Context, u *unit, dir string) error {
 	if u.cgo {
-		if err := b.ensurePackages(ctx); err != nil {
+		if err := b.ensurePackages(ctx, needs()); err != nil {
 			return err
 		}
 	}
@@ -358,13 +403,13 @@ func (b *builder) make(ctx context.Context, u *unit, dir string) error {
 }
 
 // ensurePackages installs distribution packages, one process at a time.
-func (b *builder) ensurePackages(ctx context.Context) error {
+func (b *builder) ensurePackages(ctx context.Context, wanted []need) error {
 	unlock, err := lockDir(filepath.Join(b.cache, lockDirs, "packages"), b.log)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return ensurePackages(ctx, b.log)
+	return ensurePackages(ctx, wanted, b.log)
 }
 
 func dropOthers(cache, name, keep string) error {

@@ -148,15 +148,15 @@ func (c *Cluster) writeRecord() error {
 
 func (c *Cluster) fillBinDir(ctx context.Context) error {
 	if c.options.BinDir == "" {
-		if err := Build(ctx, Versions{Kubernetes: c.options.Kubernetes, Containerd: c.options.Containerd}, c.binDir(), c.options.Log); err != nil {
+		if err := Build(ctx, Versions{Kubernetes: c.options.Kubernetes, Runtime: c.options.Runtime}, c.binDir(), c.options.Log); err != nil {
 			return err
 		}
-		if err := Build(ctx, Versions{Kubernetes: c.options.Kubelet, Containerd: c.options.Containerd}, c.nodeBinDir(), c.options.Log); err != nil {
+		if err := Build(ctx, Versions{Kubernetes: c.options.Kubelet, Runtime: c.options.Runtime}, c.nodeBinDir(), c.options.Log); err != nil {
 			return err
 		}
 		return c.buildPlatformPrograms(ctx)
 	}
-	for _, name := range []string{"machine-init", "kubernetes", "kubectl", "etcd", "containerd", baseImages} {
+	for _, name := range []string{"machine-init", "kubernetes", "kubectl", "etcd", c.RuntimeComponent(), baseImages} {
 		if _, err := os.Stat(filepath.Join(c.options.BinDir, name)); err != nil {
 			return fmt.Errorf("%s is no directory of built binaries: %w (make one with localcluster build --output)", c.options.BinDir, err)
 		}

@@ -52,12 +52,13 @@ func TestKubeletConfig(t *testing.T) {
 }
 
 func TestContainerdConfig(t *testing.T) {
-	o := containerdOptions{
-		version: "2", snapshotter: "overlayfs", socket: "/run/containerd/containerd.sock", cdiDirs: []string{"/etc/cdi", "/var/run/cdi"},
-	}
+	o := runtimeOptions{overlay: true, socket: "/run/containerd/containerd.sock", cdiDirs: []string{"/etc/cdi", "/var/run/cdi"}}
 	golden(t, "containerd.toml", containerdConfig(o))
-	o.version = "1.7"
-	golden(t, "containerd-1.7.toml", containerdConfig(o))
+	golden(t, "containerd-1.7.toml", oldContainerdConfig(o))
+}
+
+func TestCRIOConfig(t *testing.T) {
+	golden(t, "crio.toml", crioConfig(runtimeOptions{overlay: true, socket: "/var/run/crio/crio.sock", cdiDirs: []string{"/etc/cdi", "/var/run/cdi"}}))
 }
 
 func TestCNIConfig(t *testing.T) { golden(t, "cni.conflist", cniConfig("10.244.1.0/24")) }

@@ -7,22 +7,27 @@ import (
 	"github.com/tessera-dra/tessera/sim/cluster/machine"
 )
 
-// containerdOptions is what the configurations of containerd differ in.
-type containerdOptions struct {
-	version     string
-	snapshotter string
-	socket      string
-	cdiDirs     []string
-}
-
 // cniDir has the configuration of a node's pod network.
 const cniDir = configDir + "/cni"
 
-// containerdConfig renders a node's containerd configuration.
-func containerdConfig(o containerdOptions) string {
-	if o.version == oldContainerd {
-		return oldContainerdConfig(o)
+func containerdUnits(name, repository string) []unit {
+	files := map[string]string{}
+	for _, program := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
+		files[program] = repository + program
 	}
+	return []unit{moduleUnit(name, files)}
+}
+
+// snapshotter is overlayfs, or plain copies where the file system can't carry overlays.
+func snapshotter(overlay bool) string {
+	if overlay {
+		return "overlayfs"
+	}
+	return "native"
+}
+
+// containerdConfig renders a node's containerd configuration.
+func containerdConfig(o runtimeOptions) string {
 	return fmt.Sprintf(`version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -53,12 +58,12 @@ runtime_type = "io.containerd.runc.v2"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
 BinaryName = %[5]q
 SystemdCgroup = false
-`, o.socket, o.snapshotter, pauseImage, machine.BinDir, program("runc"), tomlList(o.cdiDirs), cniDir)
+`, o.socket, snapshotter(o.overlay), pauseImage, machine.BinDir, program("runc"), tomlList(o.cdiDirs), cniDir)
 }
 
 // oldContainerdConfig is for containerd 1.7, where the Container Device Interface is
 // off by default.
-func oldContainerdConfig(o containerdOptions) string {
+func oldContainerdConfig(o runtimeOptions) string {
 	return fmt.Sprintf(`version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -86,7 +91,7 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 BinaryName = %[5]q
 SystemdCgroup = false
-`, o.socket, o.snapshotter, pauseImage, machine.BinDir, program("runc"), tomlList(o.cdiDirs), cniDir)
+`, o.socket, snapshotter(o.overlay), pauseImage, machine.BinDir, program("runc"), tomlList(o.cdiDirs), cniDir)
 }
 
 func tomlList(texts []string) string {

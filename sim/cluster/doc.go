@@ -1,6 +1,6 @@
 // Package cluster runs real Kubernetes clusters on one Linux machine, from Go
 // modules alone: etcd, kube-apiserver, kube-controller-manager, kube-scheduler,
-// kubelet, containerd and runc, without a registry, systemd, iptables or
+// kubelet, containerd or CRI-O, and runc, without a registry, systemd, iptables or
 // network access once the binaries are built.
 //
 // A cluster is one control-plane machine and a few node machines. Each machine

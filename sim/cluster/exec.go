@@ -45,7 +45,7 @@ func (c *Cluster) Run(ctx context.Context, machine string, stdio Stdio, command 
 	if err != nil {
 		return err
 	}
-	cmd, err := startIn(ctx, pid, stdio, command, "CONTAINERD_ADDRESS="+c.containerdSocket())
+	cmd, err := startIn(ctx, pid, stdio, command, "CONTAINERD_ADDRESS="+c.runtimeSocket())
 	if err == nil {
 		err = cmd.Wait()
 	}

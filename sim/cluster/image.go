@@ -61,8 +61,12 @@ func (c *Cluster) importImage(ctx context.Context, node, archive string) error {
 		return fmt.Errorf("load an image: %w", err)
 	}
 	defer f.Close()
+	overlay, err := c.canOverlay(node)
+	if err != nil {
+		return err
+	}
 	var out bytes.Buffer
-	err = c.Run(ctx, node, Stdio{In: f, Out: &out, Err: &out}, "ctr", "--namespace=k8s.io", "images", "import", "-")
+	err = c.Run(ctx, node, Stdio{In: f, Out: &out, Err: &out}, c.runtime().importing(overlay)...)
 	if err != nil {
 		return fmt.Errorf("load the image %s: %w: %s", archive, err, lastLines(out.String(), 3))
 	}
@@ -72,7 +76,7 @@ func (c *Cluster) importImage(ctx context.Context, node, archive string) error {
 // ensureBaseImages puts the archive of base images, made from the host's
 // busybox and C library, into dir, from the cache where it can.
 func (b *builder) ensureBaseImages(ctx context.Context, dir string) error {
-	if err := b.ensurePackages(ctx); err != nil {
+	if err := b.ensurePackages(ctx, needs()); err != nil {
 		return err
 	}
 	libraries, err := glibcFiles()

@@ -12,7 +12,7 @@ import (
 type kubeletOptions struct {
 	kubernetes   string
 	cgroupRoot   string
-	socket       string // of containerd
+	socket       string // of the container runtime
 	taints       []corev1.Taint
 	hasKernelLog bool
 }

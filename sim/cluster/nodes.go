@@ -21,8 +21,9 @@ import (
 func (c *Cluster) nodeDirs() []string {
 	dirs := volatileDirs()
 	if c.options.Platform == "" {
-		return append(dirs, "/etc/cdi", "/var/log/pods", "/var/log/containers",
-			"/var/lib/cni", "/var/lib/containerd", "/var/lib/kubelet", "/var/lib/tessera")
+		dirs = append(dirs, "/etc/cdi", "/var/log/pods", "/var/log/containers", "/var/lib/cni")
+		dirs = append(dirs, c.runtime().dirs...)
+		return append(dirs, "/var/lib/kubelet", "/var/lib/tessera")
 	}
 	dirs = append(dirs, "/var", "/opt", "/home")
 	for _, dir := range append(c.cdiDirs(), c.KubeletRoot()) {
@@ -66,12 +67,12 @@ func writeVar(dir string) error {
 	return nil
 }
 
-func (c *Cluster) containerdSocket() string {
-	return cmp.Or(c.platform.Node.Containerd.Socket, "/run/containerd/containerd.sock")
+func (c *Cluster) runtimeSocket() string {
+	return cmp.Or(c.platform.Node.Runtime.Socket, c.runtime().socket)
 }
 
 func (c *Cluster) cdiDirs() []string {
-	if dirs := c.platform.Node.Containerd.CDIDirs; len(dirs) > 0 {
+	if dirs := c.platform.Node.Runtime.CDIDirs; len(dirs) > 0 {
 		return dirs
 	}
 	return []string{"/etc/cdi", "/var/run/cdi"}
@@ -87,6 +88,7 @@ func (c *Cluster) nodeSpec(node int) machine.Spec {
 	spec := c.newSpec(c.plan.nodes[node], c.nodeBinDir(), c.nodeDirs())
 	spec.Sysctls = map[string]string{"net/ipv4/ip_forward": "1"}
 	spec.MaskedSysctls = maskedSysctls()
+	spec.OnlyMountedControllers = c.options.Runtime == CRIO
 	if c.options.Platform == "" {
 		spec.HostDirs = hostRunDirs()
 	} else {
@@ -96,10 +98,12 @@ func (c *Cluster) nodeSpec(node int) machine.Spec {
 		spec.Components = append(spec.Components, c.driverComponents(env)...)
 	}
 	spec.Components = append(spec.Components,
-		machine.Component{Name: "containerd", Args: []string{program("containerd"), "--config", configDir + "/containerd.toml"}, Env: env},
+		machine.Component{
+			Name: c.RuntimeComponent(), Args: []string{program(c.RuntimeComponent()), "--config", configDir + "/" + c.runtime().configFile()}, Env: env,
+		},
 		machine.Component{
 			Name: "kubelet", Args: c.kubeletArgs(node), Env: env, View: c.platform.Node.Kubelet.View,
-			WaitFor: []string{"unix://" + c.containerdSocket(), c.apiserverDial()},
+			WaitFor: []string{"unix://" + c.runtimeSocket(), c.apiserverDial()},
 		})
 	return spec
 }

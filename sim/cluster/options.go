@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,9 +19,7 @@ import (
 const (
 	DefaultName       = "tessera"
 	DefaultKubernetes = "1.37"
-	DefaultContainerd = "2"
-
-	oldContainerd = "1.7"
+	DefaultRuntime    = Containerd
 )
 
 // Options say what cluster is wanted. The zero value of a field means its
@@ -37,8 +36,9 @@ type Options struct {
 	// Kubelet is the minor version of the nodes' kubelets, up to three older than
 	// Kubernetes. Default: the same as Kubernetes.
 	Kubelet string
-	// Containerd of the nodes: "2" or "1.7". Default: what the platform has, or "2".
-	Containerd string
+	// Runtime is the container runtime of the nodes, one of Runtimes. Default: what the
+	// platform has, or Containerd.
+	Runtime string
 	// DRA says how much of Dynamic Resource Allocation is on. Default: DRAOn.
 	DRA DRA
 	// Nodes is the number of node machines. The cluster of a platform has one more,
@@ -61,7 +61,7 @@ func (o Options) withDefaults() Options {
 	o.Name = cmp.Or(o.Name, DefaultName)
 	o.Kubernetes = cmp.Or(o.Kubernetes, DefaultKubernetes)
 	o.Kubelet = cmp.Or(o.Kubelet, o.Kubernetes)
-	o.Containerd = cmp.Or(o.Containerd, imitated.Node.Containerd.Version, DefaultContainerd)
+	o.Runtime = cmp.Or(o.Runtime, imitated.Node.Runtime.Name, DefaultRuntime)
 	o.DRA = cmp.Or(o.DRA, DRAOn)
 	o.Nodes = cmp.Or(o.Nodes, 1)
 	if o.BinDir == "" {
@@ -88,8 +88,8 @@ func (o Options) validate() error {
 	case minorVersion(o.Kubelet) > minorVersion(o.Kubernetes) || minorVersion(o.Kubelet) < minorVersion(o.Kubernetes)-kubeletSkew:
 		return fmt.Errorf("kubelets of %s with a control plane of %s: Kubernetes supports kubelets that are as new, or up to %d minor versions older",
 			o.Kubelet, o.Kubernetes, kubeletSkew)
-	case o.Containerd != DefaultContainerd && o.Containerd != oldContainerd:
-		return fmt.Errorf("containerd %q: there is %s and %s", o.Containerd, DefaultContainerd, oldContainerd)
+	case !slices.Contains(Runtimes(), o.Runtime):
+		return fmt.Errorf("the container runtime %q: there are %s", o.Runtime, strings.Join(Runtimes(), ", "))
 	case o.BinDir != "" && o.Kubelet != o.Kubernetes:
 		return errors.New("prebuilt binaries are of one Kubernetes version: leave out the kubelets' version")
 	case o.Nodes < 1 || o.Nodes > maxNodes:
@@ -149,11 +149,11 @@ func (o Options) String() string {
 	if o.Platform != "" {
 		imitated = "platform " + o.Platform + ", "
 	}
-	return imitated + fmt.Sprintf("Kubernetes %s, kubelets %s, containerd %s, %d nodes, Dynamic Resource Allocation %s, feature gates %v",
-		o.Kubernetes, o.Kubelet, o.Containerd, o.Nodes, o.DRA, o.FeatureGates)
+	return imitated + fmt.Sprintf("Kubernetes %s, kubelets %s, %s, %d nodes, Dynamic Resource Allocation %s, feature gates %v",
+		o.Kubernetes, o.Kubelet, o.Runtime, o.Nodes, o.DRA, o.FeatureGates)
 }
 
 func sameCluster(a, b Options) bool {
-	return a.Platform == b.Platform && a.Kubernetes == b.Kubernetes && a.Kubelet == b.Kubelet && a.Containerd == b.Containerd && a.DRA == b.DRA && a.Nodes == b.Nodes &&
+	return a.Platform == b.Platform && a.Kubernetes == b.Kubernetes && a.Kubelet == b.Kubelet && a.Runtime == b.Runtime && a.DRA == b.DRA && a.Nodes == b.Nodes &&
 		(len(a.FeatureGates) == 0 && len(b.FeatureGates) == 0 || reflect.DeepEqual(a.FeatureGates, b.FeatureGates))
 }

@@ -12,13 +12,14 @@ import (
 
 const busyboxPath = "/bin/busybox"
 
-// need is something the host must have for building, and the Debian package
+// need is something the host must have for building or running, and the Debian package
 // that brings it.
 type need struct {
 	pkg     string
 	present func() bool
 }
 
+// needs are those of the builds.
 func needs() []need {
 	file := func(path string) func() bool {
 		return func() bool { _, err := os.Stat(path); return err == nil }
@@ -47,9 +48,9 @@ func isStatic(path string) bool {
 	return true
 }
 
-func missingPackages() []string {
+func missingPackages(wanted []need) []string {
 	var missing []string
-	for _, n := range needs() {
+	for _, n := range wanted {
 		if !n.present() {
 			missing = append(missing, n.pkg)
 		}
@@ -57,10 +58,9 @@ func missingPackages() []string {
 	return missing
 }
 
-// ensurePackages installs what is missing for building runc and the base
-// images, or says in one error what has to be installed by hand.
-func ensurePackages(ctx context.Context, log io.Writer) error {
-	missing := missingPackages()
+// ensurePackages installs what is missing, or says in one error what has to be installed by hand.
+func ensurePackages(ctx context.Context, wanted []need, log io.Writer) error {
+	missing := missingPackages(wanted)
 	if len(missing) == 0 {
 		return nil
 	}
@@ -80,7 +80,7 @@ func ensurePackages(ctx context.Context, log io.Writer) error {
 			return fmt.Errorf("this host lacks %s, and apt-get could not install them: %w\n%s", names, err, lastLines(string(out), 5))
 		}
 	}
-	if missing := missingPackages(); len(missing) > 0 {
+	if missing := missingPackages(wanted); len(missing) > 0 {
 		return fmt.Errorf("this host lacks %s even after apt-get installed them: install them by hand", strings.Join(missing, " "))
 	}
 	return nil

@@ -113,7 +113,7 @@ func TestPlatformKubelet(t *testing.T) {
 			"node-role.kubernetes.io/worker": "", "run.k8s.io/x": "y",
 		},
 		Kubelet:      platform.Kubelet{Root: "/mnt/kubelet", View: []string{"/mnt/kubelet", "/dev"}},
-		Containerd:   platform.Containerd{Socket: "/run/k3s/containerd/containerd.sock", CDIDirs: []string{"/run/cdi"}},
+		Runtime:      platform.Runtime{Socket: "/run/k3s/containerd/containerd.sock", CDIDirs: []string{"/run/cdi"}},
 		DevicePlugin: true,
 		Driver:       platform.Driver{Hardware: "8xl4"},
 	}})
@@ -161,11 +161,11 @@ func TestPlatformConfig(t *testing.T) {
 	golden(t, "kubelet-taints.yaml", registerWithTaints([]corev1.Taint{
 		{Key: "nvidia.com/gpu", Value: "present", Effect: corev1.TaintEffectNoSchedule}, {Key: "sku", Effect: corev1.TaintEffectNoExecute},
 	}))
-	for _, version := range []string{"2", "1.7"} {
-		config := containerdConfig(containerdOptions{version: version, socket: "/run/k3s/x.sock", cdiDirs: []string{"/run/cdi"}})
+	o := runtimeOptions{socket: "/run/k3s/x.sock", cdiDirs: []string{"/run/cdi"}}
+	for name, config := range map[string]string{"2": containerdConfig(o), "1.7": oldContainerdConfig(o)} {
 		for _, want := range []string{"enable_cdi = true\n", "cdi_spec_dirs = [\"/run/cdi\"]\n", "address = \"/run/k3s/x.sock\"\n"} {
 			if !strings.Contains(config, want) {
-				t.Errorf("containerd %s: no %q in\n%s", version, want, config)
+				t.Errorf("containerd %s: no %q in\n%s", name, want, config)
 			}
 		}
 	}

@@ -172,16 +172,16 @@ func (c *Cluster) ensureImages(ctx context.Context) error {
 }
 
 func (c *Cluster) ensureNodeImages(ctx context.Context, node string) error {
-	var present []byte
+	var present []string
 	err := poll(ctx, readyPoll, func() (bool, error) {
 		var err error
-		present, err = c.Exec(ctx, node, "ctr", "--namespace=k8s.io", "images", "list", "--quiet")
-		return err == nil, nil // containerd may not answer yet; the context limits the wait
+		present, err = c.imageNames(ctx, node)
+		return err == nil, nil // the runtime may not answer yet; the context limits the wait
 	})
 	if err != nil {
-		return fmt.Errorf("wait for containerd on %s: %w", node, err)
+		return fmt.Errorf("wait for %s on %s: %w", c.RuntimeComponent(), node, err)
 	}
-	if strings.Contains(string(present), GlibcImage) && strings.Contains(string(present), pauseImage) {
+	if slices.Contains(present, GlibcImage) && slices.Contains(present, pauseImage) {
 		return nil
 	}
 	return c.importImage(ctx, node, c.Binary(baseImages))

@@ -106,7 +106,7 @@ func (c *Cluster) restartSoon(ctx context.Context, machineName, component string
 func (c *Cluster) writeKubeletConfig(node int) error {
 	name := c.plan.nodes[node]
 	o := kubeletOptions{
-		kubernetes: c.options.Kubelet, cgroupRoot: "/" + c.machineCgroup(name), socket: c.containerdSocket(), hasKernelLog: hasKernelLog(),
+		kubernetes: c.options.Kubelet, cgroupRoot: "/" + c.machineCgroup(name), socket: c.runtimeSocket(), hasKernelLog: hasKernelLog(),
 	}
 	if c.imitatesGPUNode(node) {
 		o.taints = c.platform.Node.Taints

@@ -134,8 +134,9 @@ func (c *Cluster) writeNode(ca *authority, node int) error {
 		return err
 	}
 	files := map[string][]byte{
-		"ca.crt":      ca.pem,
-		"crictl.yaml": []byte("runtime-endpoint: unix://" + c.containerdSocket() + "\n"),
+		"ca.crt":       ca.pem,
+		crioPolicyFile: []byte(crioPolicy),
+		"crictl.yaml":  []byte("runtime-endpoint: unix://" + c.runtimeSocket() + "\n"),
 	}
 	if c.imitatesGPUNode(node) {
 		maps.Copy(files, driverFiles(c.platform.Node, name))
@@ -154,19 +155,16 @@ func (c *Cluster) writeNode(ca *authority, node int) error {
 	return errors.Join(c.writeKubeletConfig(node), c.writeSpec(c.nodeSpec(node)))
 }
 
-// writeRuntime writes the configuration of a node's containerd and of its pod network.
+// writeRuntime writes the configuration of a node's container runtime and of its pod network.
 func (c *Cluster) writeRuntime(node int) error {
 	name := c.plan.nodes[node]
-	snapshotter, err := c.snapshotter(name)
+	overlay, err := c.canOverlay(name)
 	if err != nil {
 		return err
 	}
-	config := containerdConfig(containerdOptions{
-		version: c.options.Containerd, snapshotter: snapshotter, socket: c.containerdSocket(),
-		cdiDirs: c.cdiDirs(),
-	})
+	config := c.runtime().config(runtimeOptions{overlay: overlay, socket: c.runtimeSocket(), cdiDirs: c.cdiDirs()})
 	dir := c.machineConfigDir(name)
-	if err := writeFiles(dir, map[string][]byte{"containerd.toml": []byte(config)}); err != nil {
+	if err := writeFiles(dir, map[string][]byte{c.runtime().configFile(): []byte(config)}); err != nil {
 		return err
 	}
 	network := cniConfig(c.plan.podCIDR(node).String())
@@ -194,24 +192,23 @@ func hasKernelLog() bool {
 	return true
 }
 
-// snapshotter chooses overlayfs where the state directory's file system can
-// carry it, and plain copies where it can't (an overlay itself, as in a
-// container).
-func (c *Cluster) snapshotter(machineName string) (string, error) {
+// canOverlay reports whether the state directory's file system can carry overlays. An overlay
+// itself, as in a container, can't.
+func (c *Cluster) canOverlay(machineName string) (bool, error) {
 	dir := filepath.Join(c.machineDir(machineName), "overlay-probe")
 	defer os.RemoveAll(dir)
 	for _, part := range []string{"lower", "upper", "work", "merged"} {
 		if err := os.MkdirAll(filepath.Join(dir, part), 0o755); err != nil {
-			return "", fmt.Errorf("probe overlayfs: %w", err)
+			return false, fmt.Errorf("probe overlayfs: %w", err)
 		}
 	}
 	merged := filepath.Join(dir, "merged")
 	options := fmt.Sprintf("lowerdir=%[1]s/lower,upperdir=%[1]s/upper,workdir=%[1]s/work", dir)
 	if err := unix.Mount("overlay", merged, "overlay", 0, options); err != nil {
-		return "native", nil // the error is the answer
+		return false, nil // the error is the answer
 	}
 	if err := unix.Unmount(merged, unix.MNT_DETACH); err != nil {
-		return "", fmt.Errorf("unmount the overlayfs probe: %w", err)
+		return false, fmt.Errorf("unmount the overlayfs probe: %w", err)
 	}
-	return "overlayfs", nil
+	return true, nil
 }

@@ -57,6 +57,7 @@ func setup(env *testscript.Env, s *stack.Stack) error {
 	story := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")
 	env.Setenv("NS", story)
 	env.Setenv("WHOLE", wholeGPUs)
+	env.Setenv("RUNTIME", s.Cluster.RuntimeComponent())
 	env.Setenv("AWAY", fmt.Sprint(int(away.Seconds())))
 	chart, err := filepath.Abs("../../deployments/helm/tessera")
 	if err != nil {

@@ -26,7 +26,7 @@ var (
 	clusters  = flag.String("clusters", "e2e", "the beginning of the clusters' names")
 	version   = flag.String("kubernetes", cluster.DefaultKubernetes, "the Kubernetes version of the clusters")
 	kubelet   = flag.String("kubelet", "", "the version of the nodes' kubelets, if it is older")
-	runtime   = flag.String("containerd", cluster.DefaultContainerd, "the version of containerd: 2 or 1.7")
+	runtime   = flag.String("runtime", cluster.DefaultRuntime, "the nodes' container runtime; see localcluster up")
 	long      = flag.Bool("long", false, "run the long stories of testdata/long instead")
 	away      = flag.Duration("away", time.Minute, "how long the API server is away in the story api-server-away")
 	dra       = flag.String("dra", string(cluster.DRAOn), "how much of Dynamic Resource Allocation is on; see localcluster up")
@@ -135,7 +135,7 @@ func (l *lane) up(t *testing.T) {
 	}
 	s, err := stack.Up(t.Context(), stack.Options{
 		Name:       l.name,
-		Kubernetes: *version, Kubelet: *kubelet, Containerd: *runtime, DRA: cluster.DRA(*dra),
+		Kubernetes: *version, Kubelet: *kubelet, Runtime: *runtime, DRA: cluster.DRA(*dra),
 		Machines: []string{"8xh100-80gb", mixed},
 		Image:    l.image,
 		Out:      t.Output(),

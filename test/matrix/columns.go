@@ -12,9 +12,9 @@ import (
 type column struct {
 	// kubernetes of the control plane, and the kubelets' version if it is another.
 	kubernetes, kubelet string
-	// containerd is its version, if it isn't the newest.
-	containerd string
-	dra        cluster.DRA
+	// runtime is the container runtime, if it isn't the newest containerd.
+	runtime string
+	dra     cluster.DRA
 }
 
 // columns returns all of them. Where Dynamic Resource Allocation is on by
@@ -31,7 +31,10 @@ func columns() []column {
 	for _, skewed := range [][2]string{{"1.33", "1.32"}, {"1.34", "1.32"}, {"1.37", "1.36"}, {"1.37", "1.35"}} {
 		all = append(all, column{kubernetes: skewed[0], kubelet: skewed[1], dra: cluster.DRAOn})
 	}
-	return append(all, column{kubernetes: "1.32", containerd: "1.7", dra: cluster.DRAOn})
+	return append(all,
+		column{kubernetes: "1.32", runtime: cluster.OldContainerd, dra: cluster.DRAOn},
+		column{kubernetes: "1.37", runtime: cluster.CRIO, dra: cluster.DRAOn},
+	)
 }
 
 // id names the column in files.
@@ -40,8 +43,8 @@ func (c column) id() string {
 	if c.kubelet != "" {
 		id += "-kubelet-" + c.kubelet
 	}
-	if c.containerd != "" {
-		id += "-containerd-" + c.containerd
+	if c.runtime != "" {
+		id += "-" + c.runtime
 	}
 	return id
 }
@@ -52,7 +55,7 @@ func (c column) cluster() string { return "e2e-" + strings.ReplaceAll(c.id(), ".
 // kind says in which table a column is.
 func (c column) kind() string {
 	switch {
-	case c.kubelet != "" || c.containerd != "":
+	case c.kubelet != "" || c.runtime != "":
 		return "others"
 	case c.dra == cluster.DRAAll:
 		return "all"
@@ -65,7 +68,7 @@ func (c column) kind() string {
 type feature struct {
 	name, story string
 	// others: also for kubelets that are older than the control plane, and for an
-	// older containerd.
+	// another container runtime.
 	others bool
 	// fault: the story shows behaviour after a failure, or an upgrade or a migration;
 	// the first table doesn't list it.

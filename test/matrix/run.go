@@ -22,7 +22,7 @@ func (c column) run(ctx context.Context, stories []string, lanes int, log string
 		Args: []string{
 			"-timeout", "90m", "-run", "^(TestStories|" + withoutDRA + ")$/^(" + strings.Join(stories, "|") + ")?$", "./test/e2e",
 			"-lanes", fmt.Sprint(lanes), "-clusters", c.cluster(), "-kubernetes", c.kubernetes, "-kubelet", c.kubelet, "-dra", string(c.dra),
-			"-containerd", cmp.Or(c.containerd, cluster.DefaultContainerd),
+			"-runtime", cmp.Or(c.runtime, cluster.DefaultRuntime),
 		},
 		TakeDown: func() error { return c.takeDown(lanes) },
 	}.Do(ctx)

@@ -51,8 +51,10 @@ func (c column) title() string {
 	switch {
 	case c.kubelet != "":
 		return fmt.Sprintf("%s with kubelets of %s", c.kubernetes, c.kubelet)
-	case c.containerd != "":
-		return fmt.Sprintf("%s with containerd %s", c.kubernetes, c.containerd)
+	case c.runtime == cluster.OldContainerd:
+		return c.kubernetes + " with containerd 1.7"
+	case c.runtime == cluster.CRIO:
+		return c.kubernetes + " with CRI-O"
 	case c.dra == cluster.DRADefault:
 		return c.kubernetes + " as it is"
 	default:

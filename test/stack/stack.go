@@ -34,10 +34,10 @@ const (
 type Options struct {
 	// Name of the cluster.
 	Name string
-	// Kubernetes, Kubelet, Containerd, DRA and FeatureGates are those of cluster.Options.
-	Kubernetes, Kubelet, Containerd string
-	DRA                             cluster.DRA
-	FeatureGates                    map[string]bool
+	// Kubernetes, Kubelet, Runtime, DRA and FeatureGates are those of cluster.Options.
+	Kubernetes, Kubelet, Runtime string
+	DRA                          cluster.DRA
+	FeatureGates                 map[string]bool
 	// Platform that the cluster imitates, by name. Its nodes have a driver, so that none
 	// comes with the chart, which isn't installed yet: see InstallCommand.
 	Platform string
@@ -78,7 +78,7 @@ func Up(ctx context.Context, o Options) (*Stack, error) {
 		return nil, err
 	}
 	c, err := cluster.Up(ctx, cluster.Options{
-		Name: o.Name, Kubernetes: o.Kubernetes, Kubelet: o.Kubelet, Containerd: o.Containerd, DRA: o.DRA, FeatureGates: o.FeatureGates,
+		Name: o.Name, Kubernetes: o.Kubernetes, Kubelet: o.Kubelet, Runtime: o.Runtime, DRA: o.DRA, FeatureGates: o.FeatureGates,
 		Platform: o.Platform, Nodes: max(len(o.Machines), 1), BinDir: p.binDir, Log: o.Out,
 	})
 	if err != nil {

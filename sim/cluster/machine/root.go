@@ -49,6 +49,7 @@ func mountRoot(spec *Spec) error {
 		r.mountPlaces,
 		mountUncovered,
 		r.maskSysctls,
+		r.disableUnmounted,
 		r.makeViews,
 		r.leaveHost,
 		r.setOptions,

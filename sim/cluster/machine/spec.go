@@ -56,6 +56,9 @@ type Spec struct {
 	// MaskedSysctls are replaced by plain files with these contents, so that a
 	// component that sets them does not change the host's kernel.
 	MaskedSysctls map[string]string `json:"maskedSysctls,omitempty"`
+	// OnlyMountedControllers hides from the machine the controllers of cgroup version 1 that the
+	// host has mounted nowhere.
+	OnlyMountedControllers bool `json:"onlyMountedControllers,omitempty"`
 	// Links are symbolic links, by their path, in place of what the host has there. If that is
 	// a directory, and the host has nothing where the link leads, the machine has the
 	// directory there. In Dirs and Mounts a link takes the place of a file or an empty directory.

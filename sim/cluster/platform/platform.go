@@ -67,10 +67,10 @@ type Node struct {
 	// Links maps the path of a symbolic link to its target; it replaces what is at that path.
 	Links map[string]string `json:"links,omitempty"`
 	// Mounts are made in this order.
-	Mounts     []Mount    `json:"mounts,omitempty"`
-	Kubelet    Kubelet    `json:"kubelet"`
-	Containerd Containerd `json:"containerd"`
-	Driver     Driver     `json:"driver"`
+	Mounts  []Mount `json:"mounts,omitempty"`
+	Kubelet Kubelet `json:"kubelet"`
+	Runtime Runtime `json:"runtime"`
+	Driver  Driver  `json:"driver"`
 	// DevicePlugin is a device plugin of nvidia.com/gpu that runs as a process of the host.
 	DevicePlugin bool `json:"devicePlugin,omitempty"`
 }
@@ -87,11 +87,11 @@ type Kubelet struct {
 	View []string `json:"view,omitempty"`
 }
 
-// Containerd of a node.
-type Containerd struct {
-	// Version is 2 or 1.7. Default: 2.
-	Version string `json:"version,omitempty"`
-	// Socket is the one of its API. Default: /run/containerd/containerd.sock.
+// Runtime is the container runtime of a node.
+type Runtime struct {
+	// Name is containerd, containerd-1.7 or cri-o. Default: containerd.
+	Name string `json:"name,omitempty"`
+	// Socket is the one of its API. Default: the runtime's own.
 	Socket string `json:"socket,omitempty"`
 	// CDIDirs are the directories where it looks for CDI specs. Default: /etc/cdi and
 	// /var/run/cdi.

@@ -108,7 +108,7 @@ func TestValidate(t *testing.T) {
 		"node: {driver: {hardware: 1xt4}, labels: {a: 'b c'}}":                        `node\.labels\[a\]`,
 		"node: {driver: {hardware: 1xt4}, taints: [{key: a}]}":                        `node\.taints\[0\]\.effect: ""`,
 		"node: {driver: {hardware: 1xt4}, links: {/a: b}}":                            `node\.links\[/a\]: "b"`,
-		"node: {driver: {hardware: 1xt4}, containerd: {version: '3'}}":                `"3" is none of 2, 1\.7`,
+		"node: {driver: {hardware: 1xt4}, runtime: {name: '3'}}":                      `"3" is none of containerd, containerd-1\.7, cri-o`,
 		"node: {driver: {hardware: 1xt4, libraries: /lib}}":                           `node\.driver\.libraries: "/lib"`,
 		"node: {driver: {hardware: 1xt4, ownTree: true}}":                             `node\.driver\.ownTree`,
 		"cluster: {podSecurity: {enforce: strict}}\nnode: {driver: {hardware: 1xt4}}": `"strict" is none of privileged, baseline, restricted`,

@@ -82,10 +82,10 @@ func (n *Node) check(c *checks) {
 	for _, dir := range n.Kubelet.View {
 		c.absolute("node.kubelet.view", dir)
 	}
-	c.oneOf("node.containerd.version", n.Containerd.Version, "", "2", "1.7")
-	c.absolute("node.containerd.socket", n.Containerd.Socket)
-	for _, dir := range n.Containerd.CDIDirs {
-		c.absolute("node.containerd.cdiDirs", dir)
+	c.oneOf("node.runtime.name", n.Runtime.Name, "", "containerd", "containerd-1.7", "cri-o")
+	c.absolute("node.runtime.socket", n.Runtime.Socket)
+	for _, dir := range n.Runtime.CDIDirs {
+		c.absolute("node.runtime.cdiDirs", dir)
 	}
 	n.Driver.check(c)
 }

@@ -17,8 +17,8 @@ import (
 )
 
 const about = `Run real Kubernetes clusters on this machine: etcd, API server, controller
-manager, scheduler, and nodes with kubelet, containerd and runc, all built from
-Go modules. No registry, systemd, Docker or network is needed once the binaries
+manager, scheduler, and nodes with kubelet, containerd or CRI-O, and runc, all
+built from Go modules. No registry, systemd, Docker or network is needed once the binaries
 are built.
 
 Each node is a set of Linux namespaces in which the usual paths are real, so
@@ -101,7 +101,7 @@ remove it with:   localcluster down --name %[1]s
 	cmd.Flags().StringVar(&s.options.Kubernetes, "kubernetes", "", "the Kubernetes version, a directory of sim/cluster/kubernetes (default: the platform's, or "+cluster.DefaultKubernetes+")")
 	cmd.Flags().IntVar(&s.options.Nodes, "nodes", 1, "number of nodes of the cluster")
 	cmd.Flags().StringVar(&s.options.Kubelet, "kubelet", "", "the version of the nodes' kubelets, if it is older than that of the control plane")
-	cmd.Flags().StringVar(&s.options.Containerd, "containerd", "", "the version of containerd: 2 or 1.7 (default: the platform's, or "+cluster.DefaultContainerd+")")
+	cmd.Flags().StringVar(&s.options.Runtime, "runtime", "", "the nodes' container runtime: "+strings.Join(cluster.Runtimes(), ", ")+" (default: the platform's, or "+cluster.DefaultRuntime+")")
 	cmd.Flags().StringVar((*string)(&s.options.DRA), "dra", string(cluster.DRAOn), `how much of Dynamic Resource Allocation is on: default is what the version
 turns on by itself, on adds what claims need, all adds every feature gate of it`)
 	cmd.Flags().StringToStringVar(&gates, "feature-gates", nil, "feature gates for all components, as Gate=true,Other=false, besides those of --dra")
@@ -272,7 +272,7 @@ architecture with "up --bin-dir", without Go, packages or network.`,
 				}
 				defer os.RemoveAll(dir)
 			}
-			if err := cluster.Build(cmd.Context(), cluster.Versions{Kubernetes: s.options.Kubernetes}, dir, cmd.ErrOrStderr()); err != nil {
+			if err := cluster.Build(cmd.Context(), cluster.Versions{Kubernetes: s.options.Kubernetes, Runtime: s.options.Runtime}, dir, cmd.ErrOrStderr()); err != nil {
 				return err
 			}
 			if output != "" {
@@ -282,6 +282,7 @@ architecture with "up --bin-dir", without Go, packages or network.`,
 		},
 	}
 	cmd.Flags().StringVar(&s.options.Kubernetes, "kubernetes", cluster.DefaultKubernetes, "the Kubernetes version, a directory of sim/cluster/kubernetes")
+	cmd.Flags().StringVar(&s.options.Runtime, "runtime", cluster.DefaultRuntime, "the container runtime: "+strings.Join(cluster.Runtimes(), ", "))
 	cmd.Flags().StringVarP(&output, "output", "o", "", "also copy the binaries to this directory")
 	return cmd
 }
