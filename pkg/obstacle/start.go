@@ -28,7 +28,7 @@ func runtimes() []Obstacle {
 			Foreign: true,
 			Texts:   []string{"nvidia-cdi-hook", "error running createContainer hook", "error running hook"},
 			Means:   "the program that prepares the driver's libraries in containers failed, or can't be started",
-			Do:      "The message ends with what it said. `kubelet-plugin doctor` in the plugin's pod says whether the host mounts its directory noexec (`cdi-hook-noexec`); look for denials of SELinux or AppArmor, too.",
+			Do:      "The message ends with what it said. `kubelet-plugin doctor` in the plugin's pod says whether the host mounts its directory noexec (`cdi-hook-noexec`); look for denials of SELinux or AppArmor, too. `permission denied` in a pod with `hostUsers: false`: a directory above the program isn't open to every user.",
 		},
 		{
 			Foreign: true,

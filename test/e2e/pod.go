@@ -16,12 +16,12 @@ import (
 
 // pod creates a pod with one container, main, that sleeps.
 //
-//	pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn | client | alone]
+//	pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [userns] [stubborn | client | alone]
 //
 // A stubborn pod doesn't end on SIGTERM. An alone pod fails if the container of another
 // alone pod of the story still runs on the node. A client is a CUDA program that uses
 // its GPU all the time, and ends, with its container, when anything happens to
-// it. All of a story's pods have the label story, which is the name of its
+// it. A userns pod has a user namespace. All of a story's pods have the label story, which is the name of its
 // namespace. In the pod, a claim from a template is named gpu, and another one as it is,
 // because the kubelet of 1.34 reports the health of such claims only.
 func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
@@ -31,7 +31,7 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 // podOf returns the pod that a command describes.
 func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 	if neg || len(args) == 0 {
-		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [stubborn | client | alone]")
+		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [userns] [stubborn | client | alone]")
 	}
 	namespace, name := address(ts, args[0])
 	p := &corev1.Pod{
@@ -53,6 +53,8 @@ func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: value, ResourceClaimName: &value}}
 		case "node":
 			p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: value}
+		case "userns":
+			p.Spec.HostUsers = ptr.To(false)
 		case "stubborn":
 			p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](3)
 			p.Spec.Containers[0].Command = []string{"sh", "-c", "trap '' TERM; while true; do sleep 1; done"}

@@ -10,7 +10,7 @@ import (
 
 // titles of the parts of a story, as the table has them.
 var titles = map[string]string{
-	"install": "install", "whole": "whole GPU", "share": "MPS shares", "timeslice": "time slices", "partition": "MIG partitions",
+	"install": "install", "whole": "whole GPU", "share": "MPS shares", "timeslice": "time slices", "partition": "MIG partitions", "userns": "user namespaces",
 	"restart": "plugin restart", "reboot": "reboot", "upgrade": "upgrade", "uninstall": "uninstall",
 }
 

@@ -12,7 +12,7 @@ const Refused = "refused"
 // Parts returns the names of all parts of the story of a platform where Tessera works, in their
 // order. Each needs those before it that are essential.
 func Parts() []string {
-	return []string{"install", "whole", "share", "timeslice", "partition", "restart", "reboot", "upgrade", "uninstall"}
+	return []string{"install", "whole", "share", "timeslice", "partition", "userns", "restart", "reboot", "upgrade", "uninstall"}
 }
 
 // Story returns the parts that the platform can have.
