@@ -42,6 +42,8 @@ type Config struct {
 	// MPSComputeMode determines the compute mode of a GPU with an MPS daemon:
 	// "exclusive-process" or "unchanged".
 	MPSComputeMode string
+	// DeviceMetadata gives containers files about their devices (KEP-5304).
+	DeviceMetadata bool
 	// MetricsAddress to serve /metrics on; empty: none.
 	MetricsAddress string
 	// MetricsAuthentication serves them over TLS, and only to those whom the API server
@@ -72,6 +74,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.CDIHook, "cdi-hook", "/usr/bin/nvidia-cdi-hook", "nvidia-cdi-hook to install on the host")
 	fs.StringVar(&c.MPSSocket, "mps-socket", "/run/tessera/mps/supervisor.sock", "socket of this node's MPS supervisor; same path here and on the host")
 	fs.StringVar(&c.MPSComputeMode, "mps-compute-mode", mpsExclusiveProcess, "compute mode of a whole GPU while it has an MPS daemon: exclusive-process, so that nothing but the daemon's clients can use it, or unchanged")
+	fs.BoolVar(&c.DeviceMetadata, "device-metadata", true, "give containers files about their devices below /var/run/kubernetes.io/dra-device-attributes")
 	fs.StringVar(&c.MetricsAddress, "metrics-address", ":8081", "address to serve /metrics on; empty serves none")
 	fs.BoolVar(&c.MetricsAuthentication, "metrics-authentication", false,
 		"serve metrics over TLS, to bearers of tokens that may get /metrics from the API server")

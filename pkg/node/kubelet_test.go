@@ -20,6 +20,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/node/driver"
 	"github.com/tessera-dra/tessera/pkg/node/facts"
+	"github.com/tessera-dra/tessera/pkg/node/journal"
 	"github.com/tessera-dra/tessera/pkg/node/kubelet"
 )
 
@@ -39,7 +40,14 @@ func serveKubelet(t *testing.T, claims kubelet.Claims, known ...*resourceapi.Res
 	for _, c := range known {
 		objects = append(objects, c)
 	}
-	p := kubelet.New(kubelet.Config{Driver: gpu.DriverName, Root: root, Client: fake.NewClientset(objects...), Claims: claims, Facts: facts.New("node-a")})
+	j, err := journal.Open(filepath.Join(root, "journal"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = j.Close() })
+	p := kubelet.New(kubelet.Config{
+		Driver: gpu.DriverName, Root: root, Client: fake.NewClientset(objects...), Claims: claims, Journal: j, Facts: facts.New("node-a"),
+	})
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)

@@ -156,7 +156,7 @@ func (p *plugin) build(by *program, host driverroot.Host, bootID string) (err er
 		BootID: bootID, Opener: by.opener, Specs: p.specs, Facts: p.facts, Steps: failpoint.FromEnvironment(), Registerer: p.metrics,
 	})
 	p.kubelet = kubelet.New(kubelet.Config{
-		Driver: gpu.DriverName, Root: cfg.KubeletRoot, PodUID: p.podUID, DataDir: cfg.DataDir,
+		Driver: gpu.DriverName, Root: cfg.KubeletRoot, PodUID: p.podUID, DataDir: cfg.DataDir, CDIDir: cfg.CDIDir, DeviceMetadata: cfg.DeviceMetadata,
 		Client: p.client, Claims: p.preparer, Pool: cfg.NodeName, Journal: p.journal, Facts: p.facts,
 	})
 	return p.registerUsage(host, bootID)
@@ -361,6 +361,7 @@ func (p *plugin) cleanUp(ctx context.Context) error {
 	}
 	// They stay if others have put something there, or if they are mounts.
 	p.dir.Remove()
+	_ = os.Remove(kubelet.MetadataDirectory(p.cfg.KubeletRoot, gpu.DriverName))
 	_ = os.Remove(kubelet.DataDirectory(p.cfg.KubeletRoot, gpu.DriverName))
 	return nil
 }

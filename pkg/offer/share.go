@@ -226,8 +226,8 @@ func (o *draft) describeShare(n gpu.Node, share gpu.Share, name gpu.DeviceName) 
 	if p, ok := share.Of.(gpu.Partition); ok {
 		a.string("profile", p.Profile)
 	}
-	a.string("memoryEnforcement", enforcementPerProcess)
-	a.string("computeEnforcement", enforcementCeiling)
+	a.string("memoryEnforcement", gpu.EnforcementPerProcess)
+	a.string("computeEnforcement", gpu.EnforcementCeiling)
 	return resourceapi.Device{Name: string(name), Attributes: a}
 }
 
@@ -236,8 +236,8 @@ func (o *draft) describeReplica(n gpu.Node, d gpu.Device, name gpu.DeviceName) r
 	if r, ok := d.(gpu.Replica); ok {
 		a.int("replicas", r.Count)
 	}
-	a.string("memoryEnforcement", enforcementNone)
-	a.string("computeEnforcement", enforcementNone)
+	a.string("memoryEnforcement", gpu.EnforcementNone)
+	a.string("computeEnforcement", gpu.EnforcementNone)
 	return resourceapi.Device{Name: string(name), Attributes: a, Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		gpu.MemoryCapacity: {Value: *resource.NewQuantity(o.g.MemoryBytes, resource.BinarySI)},
 	}}
@@ -279,8 +279,8 @@ func (o *draft) describeBySize(n gpu.Node, d resourceapi.Device) resourceapi.Dev
 		most, sizes = all, o.sizesOfAll(all)
 		a := attributes(describeWhole(n, o.g, "").Attributes)
 		a.string("parentUUID", string(o.g.UUID))
-		a.string("memoryEnforcement", enforcementPerProcess)
-		a.string("computeEnforcement", enforcementCeiling)
+		a.string("memoryEnforcement", gpu.EnforcementPerProcess)
+		a.string("computeEnforcement", gpu.EnforcementCeiling)
 		d.Attributes = a
 	}
 	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{

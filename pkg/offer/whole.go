@@ -2,8 +2,6 @@ package offer
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 	"unicode/utf8"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,14 +14,6 @@ import (
 // typeLeftover is the attribute type of a device that only its claim keeps on offer.
 const typeLeftover = "leftover"
 
-// Values of the attributes memoryEnforcement and computeEnforcement.
-const (
-	enforcementHardware   = "hardware"
-	enforcementPerProcess = "perProcess"
-	enforcementCeiling    = "ceiling"
-	enforcementNone       = "none"
-)
-
 // maxString is how long a string attribute may be on the API server.
 const maxString = resourceapi.DeviceAttributeMaxValueLength
 
@@ -34,8 +24,8 @@ func describeWhole(n gpu.Node, g gpu.GPU, name gpu.DeviceName) resourceapi.Devic
 	a.place(g)
 	a.string("type", gpu.TypeGPU)
 	a.string("uuid", string(g.UUID))
-	a.string("memoryEnforcement", enforcementHardware)
-	a.string("computeEnforcement", enforcementHardware)
+	a.string("memoryEnforcement", gpu.EnforcementHardware)
+	a.string("computeEnforcement", gpu.EnforcementHardware)
 	a.bool("migCapable", g.MIG != nil)
 	if g.ECCEnabled != nil {
 		a.bool("eccEnabled", *g.ECCEnabled)
@@ -134,26 +124,7 @@ func (a attributes) bool(name resourceapi.QualifiedName, b bool) {
 }
 
 func (a attributes) version(name resourceapi.QualifiedName, s string) {
-	if v, ok := semver(s); ok {
+	if v, ok := gpu.SemanticVersion(s); ok {
 		a[name] = resourceapi.DeviceAttribute{VersionValue: &v}
 	}
-}
-
-// semver writes a dotted version of up to three numbers as the semantic
-// version the API server wants: "580.159.04" is "580.159.4", "13.0" is
-// "13.0.0". Anything else is no version.
-func semver(s string) (string, bool) {
-	parts := strings.Split(s, ".")
-	if len(parts) > 3 {
-		return "", false
-	}
-	var numbers [3]uint64
-	for i, p := range parts {
-		n, err := strconv.ParseUint(p, 10, 32)
-		if err != nil {
-			return "", false
-		}
-		numbers[i] = n
-	}
-	return fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2]), true
 }

@@ -39,6 +39,7 @@ import (
 //	nudge POD                       have the kubelet look at a pod at once; prints its phase
 //	cuda POD [ARGS...]              run a CUDA program in a pod; see cuda.go
 //	linger NODE [POD]               a process outlives a pod's container; see linger.go
+//	metadata POD                    print what its container can read about its devices; see metadata.go
 //	daemons NODE                    print what there is of MPS on a node; see cuda.go
 //	metrics NODE                    print the plugin's metrics
 //	deviceplugin NODE [RESOURCE COUNT]  run a device plugin on a node, or end it; see deviceplugin.go
@@ -66,6 +67,7 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		"until":        func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
 		"pod":          func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
 		"sees":         func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
+		"metadata":     func(ts *testscript.TestScript, neg bool, args []string) { metadata(ts, s, neg, args) },
 		"linger":       func(ts *testscript.TestScript, neg bool, args []string) { linger(ts, s, neg, args) },
 		"distinct":     func(ts *testscript.TestScript, neg bool, args []string) { distinct(ts, s, neg, args) },
 		"never":        func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },

@@ -87,6 +87,7 @@ func features() []feature {
 		{name: "Time slices", story: "time-slicing", others: true},
 		{name: "Extended resources (nvidia.com/gpu)", story: "extended-resources"},
 		{name: "Device status in claims", story: "device-status"},
+		{name: "Device metadata in containers", story: "device-metadata"},
 		{name: "Admin access", story: "admin-access"},
 		{name: "Prioritized list (firstAvailable)", story: "ways-to-claim"},
 		{name: "Unhealthy GPU gets no new claims", story: "gpu-health"},

@@ -5,6 +5,8 @@
 // because the partition is created after it was allocated. For other devices
 // nothing is written.
 //
+// Metadata returns the same facts, and more, for the file that containers can read.
+//
 // Writing never delays a prepare: Enqueue only stores the facts; Run reads the
 // claim and writes, and retries while the API server can't be reached. The
 // status is optional: one that a server refuses isn't written again. If a server

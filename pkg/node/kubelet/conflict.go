@@ -45,8 +45,8 @@ func (p *Plugin) waitAlone(ctx context.Context) error {
 	}
 }
 
-// files returns the sockets' files, nil for one that doesn't exist.
-func files(sockets []string) map[string]os.FileInfo {
+// socketFiles returns the sockets' files, nil for one that doesn't exist.
+func socketFiles(sockets []string) map[string]os.FileInfo {
 	all := make(map[string]os.FileInfo, len(sockets))
 	for _, socket := range sockets {
 		all[socket], _ = os.Stat(socket)

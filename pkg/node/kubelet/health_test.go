@@ -26,7 +26,7 @@ type health struct {
 func newHealth(t *testing.T) health {
 	t.Helper()
 	return health{facts: facts.New("node-a"), journal: kubelet.JournalOf(t, holding.Record{
-		ClaimUID: "training", Holdings: []holding.Holding{{Device: "gpu-0", GPU: "GPU-0"}},
+		ClaimUID: "training", Namespace: "default", Name: "training", Holdings: []holding.Holding{{Device: "gpu-0", GPU: "GPU-0"}},
 	})}
 }
 

@@ -43,6 +43,10 @@ type Config struct {
 	// DataDir is the same for plugins that hand over to each other, and distinguishes
 	// them from other drivers of the same name.
 	DataDir string
+	// CDIDir has the CDI specifications, at the same path here and on the host.
+	CDIDir string
+	// DeviceMetadata gives containers files about their devices.
+	DeviceMetadata bool
 	// Client reads ResourceClaims, in the API version that the server has.
 	Client kubernetes.Interface
 	Claims Claims
@@ -97,14 +101,14 @@ func (p *Plugin) Run(ctx context.Context) error {
 		return nil // the successor registers
 	}
 	p.removeDead(ctx)
+	p.tidyMetadata(ctx)
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer p.EndForwarding()
 	old := v1alpha4.New(cancel)
 	defer old.Stop()
 	noted := make(chan struct{})
-	// Not with running: after a handover calls may end later than that.
-	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), &handler{cfg: p.cfg, gate: &p.gate, fail: cancel},
+	options := append(p.metadataOptions(),
 		kubeletplugin.DriverName(p.cfg.Driver),
 		kubeletplugin.KubeClient(p.cfg.Client),
 		kubeletplugin.RegistrarDirectoryPath(p.registryDirectory()),
@@ -119,11 +123,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 		kubeletplugin.GRPCInterceptor(ofRegistration(p.noteRegistration)),
 		kubeletplugin.GRPCInterceptor(ofRegistration(old.Registration)),
 	)
+	// Not with running: after a handover calls may end later than that.
+	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), &handler{cfg: p.cfg, gate: &p.gate, fail: cancel}, options...)
 	if err != nil {
 		return fmt.Errorf("serve the kubelet: %w", err)
 	}
 	defer helper.Stop()
-	own := files(p.sockets())
+	own := socketFiles(p.sockets())
 	close(noted)
 	cancel(p.watchSockets(running, own, old.Intact))
 	p.awaitForwarded(ctx)

@@ -89,6 +89,9 @@ func (c *claims) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	return []kubeletplugin.Device{{
 		Requests: []string{"gpu/cheap"}, PoolName: "node-a", DeviceName: "gpu-0",
 		CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=" + string(claim.UID) + "-gpu-0"},
+		Metadata: &kubeletplugin.DeviceMetadata{Attributes: map[string]resourceapi.DeviceAttribute{
+			"uuid": {StringValue: new("GPU-0")},
+		}},
 	}}, nil
 }
 
@@ -148,15 +151,20 @@ func run(t *testing.T, root string, names ...string) *fixture {
 // runAs runs a plugin with the sockets of a pod.
 func runAs(t *testing.T, root string, podUID types.UID, names ...string) *fixture {
 	t.Helper()
+	return runWith(t, kubelet.Config{Root: root, PodUID: podUID}, names...)
+}
+
+// runWith runs a plugin with some settings.
+func runWith(t *testing.T, cfg kubelet.Config, names ...string) *fixture {
+	t.Helper()
 	var objects []runtime.Object
 	for _, n := range names {
 		objects = append(objects, newClaim(n))
 	}
-	f := &fixture{root: root, podUID: podUID, claims: &claims{}, client: fake.NewClientset(objects...), health: newHealth(t)}
-	plugin := kubelet.New(kubelet.Config{
-		Driver: driver, Root: root, PodUID: podUID, DataDir: dataDirs[podUID != ""], Client: f.client, Claims: f.claims,
-		Pool: "node-a", Journal: f.health.journal, Facts: f.health.facts,
-	})
+	f := &fixture{root: cfg.Root, podUID: cfg.PodUID, claims: &claims{}, client: fake.NewClientset(objects...), health: newHealth(t)}
+	cfg.Driver, cfg.DataDir, cfg.Client, cfg.Claims = driver, dataDirs[cfg.PodUID != ""], f.client, f.claims
+	cfg.Pool, cfg.Journal, cfg.Facts = "node-a", f.health.journal, f.health.facts
+	plugin := kubelet.New(cfg)
 	plugin.LookOften()
 	f.plugin = plugin
 	_, ctx := ktesting.NewTestContext(t)

@@ -135,7 +135,11 @@ func newFixture(t testing.TB, gpus int) *fixture {
 // Prepare prepares a claim that the API server knows to be allocated.
 func (f *fixture) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	f.server.allocated(c)
-	return f.Preparer.Prepare(ctx, c)
+	devices, err := f.Preparer.Prepare(ctx, c)
+	for i := range devices {
+		devices[i].Metadata = nil // TestMetadata of claimstatus and kubelet checks it
+	}
+	return devices, err
 }
 
 // Recover makes the node agree with the journal, as when the driver has been found.

@@ -149,7 +149,7 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 		return nil, err
 	}
 	defer unlock()
-	ids, err := p.realize(ctx, r, before)
+	realized, ids, err := p.realize(ctx, r, before)
 	if errors.Is(context.Cause(ctx), errUnprepared) {
 		return nil, errUnprepared // the unprepare waits for the lock to take back what there is
 	}
@@ -158,7 +158,7 @@ func (p *Preparer) prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([
 	}
 	p.noteDaemons(r)
 	p.noteIneffective(r, grants)
-	return p.results(r, ids), nil
+	return p.results(&realized, ids), nil
 }
 
 // reserve makes the record durable under the locks of the claim and of the GPUs
@@ -227,8 +227,8 @@ var errReallocated = errors.New("the claim was allocated again")
 
 // realize has the hardware make what the record says, and writes the spec. The
 // claim's lock is held.
-func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (map[gpu.DeviceName][]string, error) {
-	realized, err := p.readyDevices(ctx, r)
+func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (realized holding.Realized, ids map[gpu.DeviceName][]string, err error) {
+	realized, err = p.readyDevices(ctx, r)
 	if err == nil {
 		realized.Daemons, err = p.setUpSharing(ctx, realized, before)
 	}
@@ -236,16 +236,15 @@ func (p *Preparer) realize(ctx context.Context, r holding.Record, before bool) (
 		err = failedAt(ctx, stepSharing, p.ensureUnshared(ctx, r))
 	}
 	if err != nil {
-		return nil, p.fail(ctx, r, before, err)
+		return realized, nil, p.fail(ctx, r, before, err)
 	}
-	ids, err := p.cfg.Specs.Write(realized)
-	if err != nil {
-		return nil, p.fail(ctx, r, before, failedAt(ctx, stepCDI, fmt.Errorf("write the CDI spec of the claim: %w", err)))
+	if ids, err = p.cfg.Specs.Write(realized); err != nil {
+		return realized, nil, p.fail(ctx, r, before, failedAt(ctx, stepCDI, fmt.Errorf("write the CDI spec of the claim: %w", err)))
 	}
 	p.cfg.Steps.Reached("prepare.written")
 	p.noteGiven(r, before)
 	p.notifyPrepared(realized)
-	return ids, nil
+	return realized, ids, nil
 }
 
 // fail ends a prepare: it notes what was refused, and undoes the rest.
@@ -279,7 +278,8 @@ func (p *Preparer) notifyRead(before holding.Claim) {
 }
 
 // results returns the answer to the kubelet.
-func (p *Preparer) results(r holding.Record, ids map[gpu.DeviceName][]string) []kubeletplugin.Device {
+func (p *Preparer) results(r *holding.Realized, ids map[gpu.DeviceName][]string) []kubeletplugin.Device {
+	known, _ := p.cfg.Facts.State()
 	devices := make([]kubeletplugin.Device, 0, len(r.Holdings))
 	for _, h := range r.Holdings {
 		d := kubeletplugin.Device{
@@ -287,6 +287,7 @@ func (p *Preparer) results(r holding.Record, ids map[gpu.DeviceName][]string) []
 			PoolName:     p.cfg.Pool,
 			DeviceName:   string(h.Device),
 			CDIDeviceIDs: ids[h.CDIName()],
+			Metadata:     claimstatus.Metadata(known.Node, r, h),
 		}
 		if h.ShareID != "" {
 			d.ShareID = new(types.UID(h.ShareID))
