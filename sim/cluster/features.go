@@ -49,6 +49,9 @@ func draGates() map[string]gate {
 		"DRADeviceBindingConditions":   {since: 34, on: 36},
 		"DRAExtendedResource":          {since: 34, on: 36},
 		"DRADeviceTaintRules":          {since: 35, on: 37},
+		// Claims of PodGroups, with an API that isn't what it was in 1.36.
+		"GenericWorkload":           {since: 37, on: 38},
+		"DRAWorkloadResourceClaims": {since: 37, on: 38},
 	}
 }
 

@@ -312,8 +312,7 @@ func begin(t *testing.T) *check {
 		t.Fatalf("build kubectl-gpu: %v: %s", err, out)
 	}
 	s, err := stack.Up(t.Context(), stack.Options{
-		// PodGroups are off by default.
-		DRA: cluster.DRAAll, FeatureGates: map[string]bool{"GenericWorkload": true, "DRAWorkloadResourceClaims": true},
+		DRA:  cluster.DRAAll, // for PodGroups
 		Name: *name, Machines: []string{"8xh100-80gb", "2xa100-80gb,2xl40s,1xh200", "8xh100-80gb"},
 		// Nodes without kubelets get taints, which would evict the controller.
 		Values: []string{"controller.tolerations[0].operator=Exists"}, Out: os.Stderr,

@@ -16,7 +16,7 @@ import (
 
 // pod creates a pod with one container, main, that sleeps.
 //
-//	pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [userns] [stubborn | client | alone]
+//	pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [group=PODGROUP] [node=NODE] [userns] [stubborn | client | alone]
 //
 // A stubborn pod doesn't end on SIGTERM. An alone pod fails if the container of another
 // alone pod of the story still runs on the node. A client is a CUDA program that uses
@@ -31,7 +31,7 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 // podOf returns the pod that a command describes.
 func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 	if neg || len(args) == 0 {
-		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [node=NODE] [userns] [stubborn | client | alone]")
+		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [group=PODGROUP] [node=NODE] [userns] [stubborn | client | alone]")
 	}
 	namespace, name := address(ts, args[0])
 	p := &corev1.Pod{
@@ -51,6 +51,8 @@ func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &value}}
 		case "claim":
 			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: value, ResourceClaimName: &value}}
+		case "group":
+			p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &value}
 		case "node":
 			p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: value}
 		case "userns":

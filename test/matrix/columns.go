@@ -90,6 +90,7 @@ func features() []feature {
 		{name: "Device metadata in containers", story: "device-metadata"},
 		{name: "Admin access", story: "admin-access"},
 		{name: "Prioritized list (firstAvailable)", story: "ways-to-claim"},
+		{name: "Claims of PodGroups", story: "pod-group"},
 		{name: "Unhealthy GPU gets no new claims", story: "gpu-health"},
 		{name: "Health of devices in the pod's status", story: "pod-status"},
 		{name: "GPU reset by the plugin", story: "gpu-reset", fault: true},
