@@ -15,6 +15,7 @@ const KueueModule = "sim/cluster/kueue"
 // them.
 func tools() []unit {
 	const prometheus, adapter, kueue = "sim/cluster/prometheus", "sim/cluster/prometheus-adapter", KueueModule
+	const example = "sim/cluster/dra-example-driver"
 	const repository = "github.com/prometheus/prometheus/cmd/"
 	return []unit{
 		{
@@ -35,6 +36,12 @@ func tools() []unit {
 			files: map[string]string{"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
 			flags: []string{strip},
 			note:  "about 4 minutes on 2 cores",
+		},
+		{
+			name: "dra-example-driver", dir: example, sources: []string{example},
+			files: map[string]string{"dra-example-kubeletplugin": "sigs.k8s.io/dra-example-driver/cmd/dra-example-kubeletplugin"},
+			flags: []string{strip},
+			note:  "about 2 minutes on 2 cores",
 		},
 	}
 }

@@ -45,6 +45,9 @@ import (
 //	deviceplugin NODE [RESOURCE COUNT]  run a device plugin on a node, or end it; see deviceplugin.go
 //	[GATE] COMMAND, [!GATE] COMMAND where the feature gate of DRA is on, or off
 //	[kubernetes:1.36] COMMAND       from that version on; [kubelet:1.36] from that of the kubelets
+//	nics NODE COUNT                 run another driver with network cards; see exampledriver.go
+//	paired POD                      its devices, of all drivers, are behind one PCIe root
+//	gpu ARGS...                     kubectl gpu in the story's namespace
 //	namespace NAME...               make namespaces besides the story's; they go with it
 //	doctor NODE                     the plugin's doctor finds nothing wrong, and nothing left over
 func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []string) {
@@ -67,6 +70,9 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		"until":        func(ts *testscript.TestScript, neg bool, args []string) { until(ts, s, neg, args) },
 		"pod":          func(ts *testscript.TestScript, neg bool, args []string) { pod(ts, s, neg, args) },
 		"sees":         func(ts *testscript.TestScript, neg bool, args []string) { sees(ts, s, neg, args) },
+		"nics":         func(ts *testscript.TestScript, neg bool, args []string) { nics(ts, s, neg, args) },
+		"paired":       func(ts *testscript.TestScript, neg bool, args []string) { paired(ts, s, neg, args) },
+		"gpu":          func(ts *testscript.TestScript, neg bool, args []string) { kubectlGPU(ts, s, neg, args) },
 		"metadata":     func(ts *testscript.TestScript, neg bool, args []string) { metadata(ts, s, neg, args) },
 		"linger":       func(ts *testscript.TestScript, neg bool, args []string) { linger(ts, s, neg, args) },
 		"distinct":     func(ts *testscript.TestScript, neg bool, args []string) { distinct(ts, s, neg, args) },

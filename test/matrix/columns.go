@@ -91,6 +91,7 @@ func features() []feature {
 		{name: "Admin access", story: "admin-access"},
 		{name: "Prioritized list (firstAvailable)", story: "ways-to-claim"},
 		{name: "Claims of PodGroups", story: "pod-group"},
+		{name: "GPU and network card of another driver, under one PCIe root", story: "gpu-and-nic"},
 		{name: "Unhealthy GPU gets no new claims", story: "gpu-health"},
 		{name: "Health of devices in the pod's status", story: "pod-status"},
 		{name: "GPU reset by the plugin", story: "gpu-reset", fault: true},

@@ -13,6 +13,10 @@ import (
 // whyInUse explains which claims have what is needed, on a node where the fewest have
 // to end.
 func (j *Judge) whyInUse(ctx context.Context, nodes []*corev1.Node, t trial) (*Reason, error) {
+	constraint, err := j.unmatched(ctx, nodes, t)
+	if err != nil {
+		return nil, err
+	}
 	node, leave, err := j.release(ctx, nodes, t)
 	if err != nil {
 		return nil, err
@@ -30,12 +34,34 @@ func (j *Judge) whyInUse(ctx context.Context, nodes []*corev1.Node, t trial) (*R
 		r.Release, names = append(r.Release, d), append(names, d.String())
 	}
 	on := j.onNode(node, holders)
-	r.Text = fmt.Sprintf("Other claims have what it needs: %s.", on.blocked(got))
+	r.Text = constraint + fmt.Sprintf("Other claims have what it needs: %s.", on.blocked(got))
 	r.Change = fmt.Sprintf("It fits on %s after the end of claim %s.", node.Name, list(names))
 	if len(names) > 1 {
 		r.Change = fmt.Sprintf("It fits on %s after the end of claims %s.", node.Name, list(names))
 	}
 	return r, nil
+}
+
+// unmatched returns a sentence if there would be enough free devices but for the claims'
+// constraints, and otherwise "".
+func (j *Judge) unmatched(ctx context.Context, nodes []*corev1.Node, t trial) (string, error) {
+	free, constraints := withoutConstraints(t.claims)
+	if constraints == "" {
+		return "", nil
+	}
+	t.claims = free
+	fits := make([]bool, len(nodes))
+	err := eachNode(ctx, nodes, func(ctx context.Context, i int) error {
+		t := t
+		t.node, t.holders = nodes[i], j.holders(nodes[i])
+		got, err := j.ask(ctx, t)
+		fits[i] = got != nil
+		return err
+	})
+	if !slices.Contains(fits, true) || err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("Free devices match, but none of them together have %s, as the claim's constraints want. ", constraints), nil
 }
 
 // whyOwn explains that the pod's own claims, which stay, have what its other claims need;

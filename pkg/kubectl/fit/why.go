@@ -289,21 +289,7 @@ func countOf(r *resourceapi.DeviceRequest) *int64 {
 
 // whyTogether explains why requests that can each be met can't be met together.
 func (j *Judge) whyTogether(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (*Reason, error) {
-	var free []*resourceapi.ResourceClaim
-	var constraints []string
-	for _, c := range claims {
-		without := c.DeepCopy()
-		for _, x := range without.Spec.Devices.Constraints {
-			if x.MatchAttribute != nil {
-				constraints = append(constraints, "the same "+string(*x.MatchAttribute))
-			}
-			if x.DistinctAttribute != nil {
-				constraints = append(constraints, "different values of "+string(*x.DistinctAttribute))
-			}
-		}
-		without.Spec.Devices.Constraints = nil
-		free = append(free, without)
-	}
+	free, constraints := withoutConstraints(claims)
 	met, err := j.where(ctx, nodes, trial{claims: free, untainted: true})
 	if err != nil {
 		return nil, err
@@ -311,7 +297,7 @@ func (j *Judge) whyTogether(ctx context.Context, nodes []*corev1.Node, claims []
 	if len(met) > 0 {
 		return &Reason{
 			Cause:  Constraint,
-			Text:   fmt.Sprintf("No node has enough devices that match and have %s, as the claim's constraints want.", list(constraints)),
+			Text:   fmt.Sprintf("No node has enough devices that match and have %s, as the claim's constraints want.", constraints),
 			Change: "Leave out the constraint, or ask for fewer devices.",
 		}, nil
 	}
@@ -319,6 +305,26 @@ func (j *Judge) whyTogether(ctx context.Context, nodes []*corev1.Node, claims []
 		Cause: TooMany, Text: "Each request can be met alone, and no node has devices for all of them at once.",
 		Change: "Ask for fewer or smaller devices, or divide the work among several pods.",
 	}, nil
+}
+
+// withoutConstraints returns the claims without their constraints, and a text that says
+// what devices must have by these; empty if the claims have none.
+func withoutConstraints(claims []*resourceapi.ResourceClaim) (free []*resourceapi.ResourceClaim, constraints string) {
+	var all []string
+	for _, c := range claims {
+		without := c.DeepCopy()
+		for _, x := range without.Spec.Devices.Constraints {
+			if x.MatchAttribute != nil {
+				all = append(all, "the same "+string(*x.MatchAttribute))
+			}
+			if x.DistinctAttribute != nil {
+				all = append(all, "different values of "+string(*x.DistinctAttribute))
+			}
+		}
+		without.Spec.Devices.Constraints = nil
+		free = append(free, without)
+	}
+	return free, list(all)
 }
 
 // list joins words: "a, b and c".
