@@ -2,9 +2,11 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime/debug"
+	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/spf13/cobra"
@@ -72,22 +74,41 @@ Any number may run: the holder of the Lease tessera-controller works, the others
 		"serve metrics over TLS, to bearers of tokens that may get /metrics from the API server")
 	flags.StringVar(&c.HealthAddress, "health-address", "0", "`address` for /healthz and /readyz; 0 disables them")
 	flags.BoolVar(&c.NodeLabels, "node-labels", false, "write the labels of GPU Feature Discovery to nodes with GPUs")
+	flags.BoolVar(&c.Ranks, "ranks", false, "taint nodes so that schedulers prefer those that are in use")
+	flags.IntVar(&c.Packing.Hard, "ranks-reserve-hard", 0, "how many unused nodes to keep for pods that tolerate gpu.tessera.dev/reserve, in each pool")
+	flags.StringVar(&c.Packing.PoolLabel, "ranks-pool-label", "", "`label` of nodes whose values are pools; default: all nodes are one pool")
+	flags.DurationVar(&c.Packing.Pause, "ranks-pause", time.Second, "how long a higher rank must have been wanted before it is written")
 	flags.StringVar(&c.DeviceClasses, "device-classes", "", "`file` of the DeviceClasses to keep in the cluster; default: none is touched")
-	cmd.AddCommand(&cobra.Command{
+	cmd.AddCommand(removals(&c, &kubeconfig, logs)...)
+	return cmd
+}
+
+// removals are the commands that remove what controllers wrote to nodes.
+func removals(c *control.Config, kubeconfig *string, logs *logsapi.LoggingConfiguration) []*cobra.Command {
+	withCluster := func(remove func(context.Context, control.Config) error) func(*cobra.Command, []string) error {
+		return func(cmd *cobra.Command, _ []string) (err error) {
+			if err := logsapi.ValidateAndApply(logs, nil); err != nil {
+				return err
+			}
+			if c.REST, err = control.RESTConfig(*kubeconfig); err != nil {
+				return err
+			}
+			return remove(klog.NewContext(cmd.Context(), klog.Background()), *c)
+		}
+	}
+	return []*cobra.Command{{
 		Use:   "remove-node-labels",
 		Short: "Remove the labels that --node-labels has written, from all nodes",
 		Long: `Removes from all nodes the labels that controllers with --node-labels have
 written, and none that others wrote. No such controller may be running.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if err := logsapi.ValidateAndApply(logs, nil); err != nil {
-				return err
-			}
-			if c.REST, err = control.RESTConfig(kubeconfig); err != nil {
-				return err
-			}
-			return control.RemoveNodeLabels(klog.NewContext(cmd.Context(), klog.Background()), c)
-		},
-	})
-	return cmd
+		RunE: withCluster(control.RemoveNodeLabels),
+	}, {
+		Use:   "remove-node-taints",
+		Short: "Remove the taints that --ranks has written, from all nodes",
+		Long: `Removes from all nodes the taints that controllers with --ranks have written, and
+no others. No such controller may be running.`,
+		Args: cobra.NoArgs,
+		RunE: withCluster(control.RemoveRanks),
+	}}
 }

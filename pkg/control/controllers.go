@@ -1,11 +1,15 @@
 package control
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/wait"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -21,6 +25,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/nodes"
 	"github.com/tessera-dra/tessera/pkg/control/plan"
 	"github.com/tessera-dra/tessera/pkg/control/policies"
+	"github.com/tessera-dra/tessera/pkg/control/ranks"
 	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 )
@@ -111,4 +116,34 @@ func addNodeLabels(mgr manager.Manager, w *undone.Writes) error {
 func addLabelRemoval(mgr manager.Manager, w *undone.Writes) error {
 	return add(mgr, "node-labels", nodeOptions(mgr, labels.NewRemover(mgr.GetClient(), w)),
 		source.Kind[client.Object](mgr.GetCache(), kinds.NodeMetadata(), &handler.EnqueueRequestForObject{}, predicate.NewPredicateFuncs(kinds.HasOurLabels)))
+}
+
+// addRanker makes the manager rank nodes, whenever a Node, its slices or its inventory, or the devices
+// of claims change. Changes of pods lead to nothing.
+func addRanker(mgr manager.Manager, r *ranks.Ranker, slices, claims toolscache.SharedIndexInformer, c *ranks.Cluster) error {
+	return add(mgr, "ranks", options(mgr, r),
+		source.Kind(mgr.GetCache(), &v1alpha1.GPUInventory{}, &handler.TypedEnqueueRequestForObject[*v1alpha1.GPUInventory]{}),
+		informed{slices, "ResourceSlices", ranks.OfSlice},
+		informed{claims, "ResourceClaims", ranks.OfClaim},
+		informed{c.Nodes, "Nodes", ranks.OfNode},
+		informed{c.Pods, "Pods", func(any) []reconcile.Request { return nil }},
+	)
+}
+
+// rankRemoval removes the ranks that are left from a controller that wrote them, once. Which Nodes
+// have some, their metadata doesn't say, so all Nodes are read.
+func rankRemoval(nodes typedcorev1.NodeInterface) manager.RunnableFunc {
+	return func(ctx context.Context) error {
+		err := wait.PollUntilContextCancel(ctx, undone.MaxRetryDelay, true, func(ctx context.Context) (bool, error) {
+			err := ranks.RemoveAll(ctx, nodes)
+			if err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "Ranks of nodes could not be removed; this is tried again")
+			}
+			return err == nil, nil
+		})
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the controller ends
+		}
+		return err
+	}
 }

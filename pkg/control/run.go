@@ -36,6 +36,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/control/plan"
 	"github.com/tessera-dra/tessera/pkg/control/policies"
 	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/ranks"
 	"github.com/tessera-dra/tessera/pkg/control/server"
 	"github.com/tessera-dra/tessera/pkg/control/undone"
 	"github.com/tessera-dra/tessera/pkg/endpoints"
@@ -61,6 +62,11 @@ type Config struct {
 	// NodeLabels writes labels about GPUs to Nodes. Otherwise those are removed that were
 	// written earlier.
 	NodeLabels bool
+	// Ranks writes taints to Nodes by which schedulers prefer nodes that are in use. Otherwise
+	// those are removed that were written earlier.
+	Ranks bool
+	// Packing are the options of Ranks.
+	Packing ranks.Options
 	// DeviceClasses is a file of the DeviceClasses that the cluster should have,
 	// see classes.Wanted. Empty: the controller leaves DeviceClasses alone.
 	DeviceClasses string
@@ -119,6 +125,9 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	if err := addOptional(mgr, c, resources, s, writes); err != nil {
+		return err
+	}
+	if err := addRanks(mgr, c, clientset, publisher, index, writes); err != nil {
 		return err
 	}
 	return serve(ctx, c, clientset, mgr)
@@ -192,6 +201,39 @@ func RemoveNodeLabels(ctx context.Context, c Config) error {
 		return fmt.Errorf("make a client: %w", err)
 	}
 	return labels.RemoveAll(ctx, api)
+}
+
+// RemoveRanks removes from all Nodes the taints that controllers with Ranks have written. None may
+// be running.
+func RemoveRanks(ctx context.Context, c Config) error {
+	kube, err := newClientset(c.REST)
+	if err != nil {
+		return fmt.Errorf("make a client: %w", err)
+	}
+	return ranks.RemoveAll(ctx, kube.CoreV1().Nodes())
+}
+
+// addRanks makes the manager rank Nodes, or remove the ranks.
+func addRanks(mgr manager.Manager, c Config, kube kubernetes.Interface, p *publish.Publisher, index *claims.Index, w *undone.Writes) error {
+	nodes := kube.CoreV1().Nodes()
+	if !c.Ranks {
+		return mgr.Add(rankRemoval(nodes))
+	}
+	cluster, err := ranks.Watch(kube, c.Packing.PoolLabel)
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	for _, r := range []manager.Runnable{informerRunner{cluster.Nodes}, informerRunner{cluster.Pods}, leadersMetrics(ctrlmetrics.Registry, registry)} {
+		if err := mgr.Add(r); err != nil {
+			return err
+		}
+	}
+	r := ranks.New(ranks.Config{
+		Options: c.Packing, Nodes: nodes, Cache: mgr.GetClient(), Cluster: cluster, Slices: p, Claims: index, Writes: w, Metrics: registry,
+		Inventories: kinds.NewInventoryReader(mgr.GetClient(), mgr.GetAPIReader(), clock.RealClock{}), Clock: clock.RealClock{},
+	})
+	return addRanker(mgr, r, p.Informer(), index.Informer, cluster)
 }
 
 // addParts makes the manager run what every controller does.

@@ -77,7 +77,7 @@ func TestQueries(t *testing.T) {
 // finds its targets as the chart's PodMonitor says.
 func up(t *testing.T, name string, machines ...string) *check {
 	t.Helper()
-	monitoring := []string{"monitoring.podMonitor.enabled=true", "monitoring.rules.enabled=true", "monitoring.dashboards.enabled=true"}
+	monitoring := []string{"monitoring.podMonitor.enabled=true", "monitoring.rules.enabled=true", "monitoring.dashboards.enabled=true", "packing.ranks=true"}
 	s, err := stack.Up(t.Context(), stack.Options{
 		Name: name, Machines: machines, Out: os.Stderr,
 		Values: []string{"crds.keep=false", "controller.replicas=2"},

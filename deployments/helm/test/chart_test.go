@@ -216,8 +216,8 @@ func TestRenderedChartHasNoHooks(t *testing.T) {
 		}
 	}
 	out, all, err := templateWithHooks(t, args...)
-	if n := strings.Count(out, hooks); err != nil || n != 4 {
-		t.Errorf("Helm installs the Job and its rights as %d hooks, want 4: %v\n%s", n, err, all)
+	if n := strings.Count(out, hooks); err != nil || n != 8 {
+		t.Errorf("Helm installs the two Jobs and their rights as %d hooks, want 8: %v\n%s", n, err, all)
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 // account may use, admit the pods of all accounts but those to which the chart grants
 // others, and that it grants them only to accounts of pods that need them.
 func TestRestrictedV2(t *testing.T) {
-	want := map[string][]string{"tessera-controller": nil, "tessera-remove-node-labels": nil}
+	want := map[string][]string{"tessera-controller": nil, "tessera-remove-node-labels": nil, "tessera-remove-node-taints": nil}
 	got := map[string][]string{}
 	for _, args := range [][]string{
 		{"--set=controller.nodeLabels.enabled=true"},

@@ -44,6 +44,7 @@ func TestPrivileges(t *testing.T) {
 			privileged, root, pids,
 		},
 		"tessera-remove-node-labels/remove-node-labels": {token},
+		"tessera-remove-node-taints/remove-node-taints": {token},
 		"tessera-simulator/nvmlsim": {
 			"capability MKNOD",
 			"host /var/lib/tessera-simulator at /var/lib/tessera-simulator",
@@ -51,7 +52,7 @@ func TestPrivileges(t *testing.T) {
 		},
 	}
 	got := map[string][]string{}
-	for _, args := range [][]string{{"--set=controller.nodeLabels.enabled=true"}, {"--values=testdata/simulator.values.yaml"}} {
+	for _, args := range [][]string{{"--set=controller.nodeLabels.enabled=true,packing.ranks=true"}, {"--values=testdata/simulator.values.yaml"}} {
 		out, all, err := templateWithHooks(t, append(args, "--kube-version=1.37.1")...)
 		if err != nil {
 			t.Fatalf("helm template: %v\n%s", err, all)

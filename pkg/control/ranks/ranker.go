@@ -1,0 +1,252 @@
+package ranks
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/tessera-dra/tessera/pkg/control/claims"
+	"github.com/tessera-dra/tessera/pkg/control/kinds"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
+	"github.com/tessera-dra/tessera/pkg/control/undone"
+	"github.com/tessera-dra/tessera/pkg/rank"
+)
+
+// Options are the user's.
+type Options struct {
+	// Hard is how many unused nodes of each pool's reserve are kept for pods that tolerate it.
+	Hard int
+	// PoolLabel is the label of Nodes whose values are the pools. Empty: all nodes are one pool.
+	PoolLabel string
+	// Pause is how long a higher rank must have been wanted before it is written.
+	Pause time.Duration
+}
+
+// Config has what a Ranker works with. All informers must run, and be filled.
+type Config struct {
+	Options
+	Nodes       typedcorev1.NodeInterface
+	Cache       client.Reader // of inventories
+	Inventories *kinds.InventoryReader
+	Cluster     *Cluster
+	Slices      *publish.Publisher
+	Claims      *claims.Index
+	Writes      *undone.Writes
+	Metrics     prometheus.Registerer
+	Clock       clock.PassiveClock
+}
+
+// How many Nodes may be written in a second, and at once.
+const (
+	writesPerSecond = 50
+	writesAtOnce    = 50
+)
+
+const (
+	// full is how long writes wait that would have been too many at once.
+	full = 100 * time.Millisecond
+	// changed is when a write is tried again that the server refused because the node's taints have
+	// changed. Their event comes earlier, and leads to a write.
+	changed = time.Second
+)
+
+// Ranker keeps the taints of all nodes equal to their ranks. Its calls must not overlap.
+type Ranker struct {
+	Config
+	pace    rank.Pace
+	rate    flowcontrol.PassiveRateLimiter
+	metrics *metrics
+	// nodes are those with GPUs, or with taints of ours; nil before the first call.
+	nodes map[string]*node
+	// next is when there is something to write without an event; zero: never.
+	next time.Time
+}
+
+// node is what is known of a Node.
+type node struct {
+	rank.Node // its Has is the rank that was decided last
+	cpu       int64
+	taints    []corev1.Taint
+	// version is the Node's as the cache had it, and replaced the one that the cache had after the
+	// last write, with the taints of before: while it has that one, it doesn't know of the write
+	// yet.
+	version, replaced string
+}
+
+// New returns a Ranker that knows no node yet.
+func New(c Config) *Ranker {
+	return &Ranker{
+		Config: c, pace: rank.Pace{Pause: c.Pause}, metrics: newMetrics(c.Metrics),
+		rate: flowcontrol.NewTokenBucketPassiveRateLimiter(writesPerSecond, writesAtOnce),
+	}
+}
+
+// Reconcile reads one node again and, if it differs or a write is due, brings the taints of all
+// nodes in line.
+func (r *Ranker) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	differs, err := r.read(ctx, req.Name)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	now := r.Clock.Now()
+	if differs || !r.next.IsZero() && !now.Before(r.next) {
+		err = r.write(ctx, now)
+	}
+	if r.next.IsZero() {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{RequeueAfter: max(r.next.Sub(now), time.Millisecond)}, err
+}
+
+// read reads a node, or all of them the first time: a rank depends on the other nodes. It reports
+// whether any differs from what was known.
+func (r *Ranker) read(ctx context.Context, name string) (bool, error) {
+	if r.nodes != nil {
+		return r.readNode(ctx, name)
+	}
+	r.nodes = make(map[string]*node)
+	for _, name := range r.Cluster.Nodes.GetStore().ListKeys() {
+		if _, err := r.readNode(ctx, name); err != nil {
+			r.nodes = nil
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (r *Ranker) readNode(ctx context.Context, name string) (differs bool, err error) {
+	before := r.nodes[name]
+	now, known, err := r.facts(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	if !known {
+		delete(r.nodes, name)
+		r.pace.Forget(name)
+		return before != nil, nil
+	}
+	switch {
+	case before == nil:
+		now.Has = rank.Of(now.taints)
+	case before.replaced == now.version:
+		now.Has, now.taints, now.replaced = before.Has, before.taints, before.replaced
+	default:
+		now.Has = before.Has
+	}
+	r.nodes[name] = now
+	return before == nil || before.Node != now.Node || !slices.EqualFunc(before.taints, now.taints, sameTaint), nil
+}
+
+func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }
+
+// write writes the ranks that differ and are due: first the lower ones, so that nodes in use fill
+// up. It sets when there is something to write next.
+func (r *Ranker) write(ctx context.Context, now time.Time) error {
+	due := r.due(now)
+	var errs []error
+	for i, n := range due {
+		if !r.rate.TryAccept() {
+			klog.FromContext(ctx).V(4).Info("Ranks wait, because many are written", "nodes", len(due)-i)
+			r.after(now, full)
+			break
+		}
+		left, err := undone.Wait(r.taint(ctx, n))
+		if left > 0 {
+			r.after(now, left)
+		}
+		if err != nil {
+			r.after(now, 0) // the queue's next attempt writes it, though the node is the same then
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// due decides the ranks of all nodes and returns the nodes whose taints are to be changed now.
+func (r *Ranker) due(now time.Time) []*node {
+	r.next = time.Time{}
+	want := r.decide()
+	var due []*node
+	for name, n := range r.nodes {
+		w, ok := want[name]
+		if !ok {
+			continue // it is away
+		}
+		n.Has = w
+		has := rank.Of(n.taints)
+		isDue, after := r.pace.Due(name, has, w, now)
+		if _, differs := w.Apply(n.taints); has == w && differs {
+			isDue = true // somebody removed one and added another
+		}
+		if isDue {
+			due = append(due, n)
+		} else if after > 0 {
+			r.after(now, after)
+		}
+	}
+	lower := func(n *node) int {
+		if n.Has.Lower(rank.Of(n.taints)) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(due, func(a, b *node) int { return cmp.Or(lower(a)-lower(b), cmp.Compare(a.Name, b.Name)) })
+	return due
+}
+
+func (r *Ranker) decide() map[string]rank.Rank {
+	all := make([]rank.Node, 0, len(r.nodes))
+	for name, n := range r.nodes {
+		of := n.Node
+		of.FreeCPU = n.cpu - r.Cluster.CPU.used(name)
+		all = append(all, of)
+	}
+	want := rank.Nodes(all, r.Hard)
+	r.metrics.show(all, want)
+	return want
+}
+
+// after sets that there is something to write after a time.
+func (r *Ranker) after(now time.Time, d time.Duration) {
+	if at := now.Add(d); r.next.IsZero() || at.Before(r.next) {
+		r.next = at
+	}
+}
+
+// taint writes the rank of a node. If its taints aren't those that were read any more, an event has
+// come or will come, and the write is tried again soon.
+func (r *Ranker) taint(ctx context.Context, n *node) error {
+	taints, _ := n.Has.Apply(n.taints)
+	_, err := r.Writes.Do("ranks/"+n.Name, fmt.Sprint(n.Has.Taints, n.Has.Hard), func() error { return replaceTaints(ctx, r.Nodes, n.Name, n.taints, taints) })
+	switch {
+	case apierrors.IsInvalid(err) || apierrors.IsConflict(err):
+		klog.FromContext(ctx).V(2).Info("A node's taints have changed; its rank is written later", "node", n.Name)
+		r.after(r.Clock.Now(), changed)
+		return nil
+	case apierrors.IsNotFound(err):
+		return nil
+	case err == nil:
+		klog.FromContext(ctx).V(2).Info("Changed the node's rank", "node", n.Name, "rank", n.Has.String())
+		r.pace.Forget(n.Name)
+		n.replaced = ""
+		if cached, ok := r.cached(n.Name); ok && slices.EqualFunc(cached.Spec.Taints, n.taints, sameTaint) {
+			n.replaced = cached.ResourceVersion
+		}
+		n.taints = taints
+		r.metrics.writes.Inc()
+	}
+	return err
+}
