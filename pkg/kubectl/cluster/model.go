@@ -39,6 +39,11 @@ func (r *Reader) Model(ctx context.Context, namespace string, phases bool) (view
 	if err != nil {
 		return view.Cluster{}, err
 	}
+	if len(o.Inventories) > 0 { // only nodes with GPUs have ranks
+		if o.Nodes, err = r.Nodes(ctx); err != nil {
+			return view.Cluster{}, err
+		}
+	}
 	if phases {
 		o.Pods, err = r.pods(ctx)
 	} else {

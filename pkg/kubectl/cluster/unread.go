@@ -35,6 +35,7 @@ const (
 	NoConditions = "conditions of GPUs and problems of nodes aren't shown"
 	NoPolicies   = "the policies of GPUs aren't shown"
 	NoGPUs       = "GPUs that aren't offered are unknown"
+	NoRanks      = "the ranks of nodes aren't shown"
 	NoNodes      = "labels and taints of nodes are ignored"
 )
 
@@ -42,7 +43,7 @@ const (
 func wholeModel() Missing {
 	return Missing{
 		SlicesName: NoOffers, ClaimsName: NoHolders, RulesName: NoRules, InventoriesName: NoConditions, PoliciesName: NoPolicies,
-		PodsName: "the phases of pods aren't shown",
+		PodsName: "the phases of pods aren't shown", NodesName: NoRanks,
 	}
 }
 

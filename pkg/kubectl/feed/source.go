@@ -237,7 +237,7 @@ func (s *Source) node(name string) nodeJSON {
 		Slices: on[resourceapi.ResourceSlice](s.slices, name), Claims: on[resourceapi.ResourceClaim](s.claims, name),
 		Inventories: on[v1alpha1.GPUInventory](s.inventories, name), Policies: on[v1alpha1.SharingPolicy](s.policies, name),
 		TaintRules: items[resourceapi.DeviceTaintRule](s.rules), Pods: slices.DeleteFunc(on[corev1.Pod](s.pods, name), inGroup),
-		SomeClaims: !s.claims.complete(),
+		SomeClaims: !s.claims.complete(), Nodes: on[corev1.Node](s.nodes, name),
 	}
 	built := view.Build(o).Nodes
 	i := slices.IndexFunc(built, func(n view.Node) bool { return n.Name == name })
@@ -246,7 +246,7 @@ func (s *Source) node(name string) nodeJSON {
 	}
 	n := built[i]
 	var labels map[string]string
-	for _, of := range on[corev1.Node](s.nodes, name) {
+	for _, of := range o.Nodes {
 		labels = of.Labels
 	}
 	page := view.Page(n, view.Pool(n, labels, s.options.PoolLabels))

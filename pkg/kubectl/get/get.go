@@ -40,6 +40,9 @@ func Command(o *cluster.Options) *cobra.Command {
 
 func get(ctx context.Context, o *cluster.Options, nodes []string) error {
 	lacks := cluster.Missing{cluster.SlicesName: cluster.NoOffers, cluster.ClaimsName: cluster.NoHolders, cluster.InventoriesName: cluster.NoConditions, cluster.PoliciesName: cluster.NoPolicies}
+	if o.Output == "wide" {
+		lacks[cluster.NodesName] = cluster.NoRanks
+	}
 	return o.Show(ctx, lacks, nodes, func(c view.Cluster) error {
 		if len(c.Nodes) == 0 {
 			fmt.Fprintln(o.Out, terminal.NothingSeen)
@@ -54,7 +57,7 @@ func table(out io.Writer, c view.Cluster, wide bool) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	head := []string{"NODE", "GPU", "DEVICE", "KIND", "MEMORY", "NAMESPACE", "CLAIM", "PODS"}
 	if wide {
-		head = append(head, "MODEL", "UUID", "POLICY", "CONDITIONS")
+		head = append(head, "MODEL", "UUID", "POLICY", "CONDITIONS", "RANK")
 	}
 	row := func(cells []string) {
 		for i := range cells {
@@ -67,7 +70,7 @@ func table(out io.Writer, c view.Cluster, wide bool) error {
 		for _, g := range n.GPUs {
 			var more []string
 			if wide {
-				more = []string{g.Model, g.UUID, g.Policy, strings.Join(conditions(g), ",")}
+				more = []string{g.Model, g.UUID, g.Policy, strings.Join(conditions(g), ","), n.Rank}
 			}
 			for _, u := range g.Uses {
 				row(append([]string{n.Name, fmt.Sprint(g.Index), u.Device, terminal.Kind(u), terminal.Memory(u.MemoryBytes), u.Claim.Namespace, u.Claim.Name, terminal.Pods(u, wide)}, more...))

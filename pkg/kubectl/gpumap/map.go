@@ -33,7 +33,8 @@ it, and how many more claims of each kind the scheduler would find room for.
   ??????????   memory of which it isn't known who has it, if anybody
   xxxxxxxxxx   a MIG instance that others than Tessera made
 
-Conditions and taints of a GPU are below its row.`,
+Conditions and taints of a GPU are below its row. A node's rank, or that it is in the
+reserve, is beside its name: the scheduler prefers nodes with a lower one, or none.`,
 		Example: `  kubectl gpu map
   kubectl gpu map node-3           # only this node
   kubectl gpu map -n team          # only GPUs that the namespace's pods use
@@ -51,7 +52,7 @@ Conditions and taints of a GPU are below its row.`,
 }
 
 func drawMap(ctx context.Context, o *cluster.Options, nodes []string) error {
-	lacks := cluster.Missing{cluster.SlicesName: cluster.NoOffers, cluster.ClaimsName: cluster.NoHolders, cluster.RulesName: cluster.NoRules, cluster.InventoriesName: cluster.NoConditions}
+	lacks := cluster.Missing{cluster.SlicesName: cluster.NoOffers, cluster.ClaimsName: cluster.NoHolders, cluster.RulesName: cluster.NoRules, cluster.InventoriesName: cluster.NoConditions, cluster.NodesName: cluster.NoRanks}
 	return o.Show(ctx, lacks, nodes, func(c view.Cluster) error {
 		drawing{w: o.Out, Screen: o.Screen}.cluster(c)
 		return nil
@@ -80,6 +81,9 @@ func (d drawing) node(n view.Node) {
 	title := n.Name
 	if n.DriverVersion != "" {
 		title += ", driver " + n.DriverVersion
+	}
+	if n.Rank != "" {
+		title += ", " + n.Rank
 	}
 	fmt.Fprintln(d.w, d.Bold(title))
 	for _, p := range n.Problems {

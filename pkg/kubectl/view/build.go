@@ -15,6 +15,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
+	"github.com/tessera-dra/tessera/pkg/rank"
 )
 
 // Objects are what the model is made of. Objects that the reader may not see, or
@@ -28,6 +29,8 @@ type Objects struct {
 	Pods        []corev1.Pod
 	Inventories []v1alpha1.GPUInventory
 	Policies    []v1alpha1.SharingPolicy
+	// Nodes have the ranks.
+	Nodes []corev1.Node
 	// TaintRules add taints to devices of the slices.
 	TaintRules []resourceapi.DeviceTaintRule
 }
@@ -47,6 +50,11 @@ func Build(o Objects) Cluster {
 	b.each((*node).readPool)
 	b.addClaims(o.Claims)
 	b.addPolicies(o.Policies)
+	for i := range o.Nodes {
+		if n := b.nodes[o.Nodes[i].Name]; n != nil {
+			n.Rank = rank.Of(o.Nodes[i].Spec.Taints).String()
+		}
+	}
 	b.each(b.finish)
 	out := Cluster{Nodes: make([]Node, 0, len(b.nodes))}
 	for _, n := range b.nodes {

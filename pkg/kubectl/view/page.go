@@ -87,7 +87,7 @@ func (n PageNode) Outline() PageNode {
 			State: g.State, Unhealthy: g.Unhealthy, Used: g.Used,
 		}
 	}
-	return PageNode{Node: Node{Name: n.Name, Problems: n.Problems}, Pool: n.Pool, GPUs: gpus}
+	return PageNode{Node: Node{Name: n.Name, Rank: n.Rank, Problems: n.Problems}, Pool: n.Pool, GPUs: gpus}
 }
 
 // tainted reports whether a taint keeps claims off a device of the GPU.

@@ -160,10 +160,11 @@ func whyPending(ctx context.Context, r *cluster.Reader, pod *corev1.Pod) (Explan
 		return Explanation{Text: "It has no claims for devices, and waits for something else: " + schedulersWord(pod)}, nil
 	}
 	nodes, refused := j.Candidates(pod, claims.Allocated)
+	whole := wholeNodes(pod, claims.Waiting, objects)
 	switch {
 	case len(nodes) == 0:
 		return Explanation{
-			Waits: true, Text: "No node takes it, whatever its claims: " + strings.Join(refused, "; ") + ".",
+			Waits: true, Also: whole, Text: "No node takes it, whatever its claims: " + strings.Join(refused, "; ") + ".",
 			Change: "Change the pod's node selector, affinity or tolerations, or the nodes, or wait until other pods end there.",
 		}, nil
 	case len(claims.Waiting) == 0:
@@ -177,7 +178,7 @@ func whyPending(ctx context.Context, r *cluster.Reader, pod *corev1.Pod) (Explan
 	}
 	if answer.Reason != nil {
 		return Explanation{
-			Waits: true, Text: answer.Reason.Text, Change: answer.Reason.Change, NotLookedAt: refused, Reason: answer.Reason,
+			Waits: true, Text: answer.Reason.Text, Change: answer.Reason.Change, NotLookedAt: refused, Reason: answer.Reason, Also: whole,
 		}, nil
 	}
 	return fitsNow(pod, answer.Nodes[0]), nil

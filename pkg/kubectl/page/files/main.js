@@ -50,6 +50,7 @@ function nodeCardOf(node, means, selected) {
     h("h3", null, h("button.link", {type: "button", "data-key": `node ${node.name}`, onclick: () => openNode(node.name)}, node.name),
       h("span", null, models.map((m) => `${node.gpus.filter((g) => (g.model || "unknown model") === m).length}× ${m}`).join(", ")),
       node.driverVersion ? h("span", null, `driver ${node.driverVersion}`) : null,
+      node.rank ? h("span", null, node.rank) : null,
       gpus.length < node.gpus.length ? h("span", null, `${gpus.length} of ${node.gpus.length} shown`) : null),
     (node.problems ?? []).map((p) => h("p.bad", null, `! ${p}`)),
     h("ul.gpus", null, gpus.map((g) => row(g, g.key === selected, select))));
