@@ -1,6 +1,6 @@
 // Command images draws the pictures of docs/mig.md: the placements of MIG
 // partitions on a GPU, from the tables of sim/nvmlsim, and partitions that fit
-// together.
+// together; and that of docs/packing.md.
 //
 // It isn't part of the product; go generate runs it in its own directory.
 package main
@@ -40,7 +40,10 @@ func draw() error {
 	if err != nil {
 		return err
 	}
-	return p.write("mig-packing.svg")
+	if err := p.write("mig-packing.svg"); err != nil {
+		return err
+	}
+	return ranks().write("packing.svg")
 }
 
 // Sizes in pixels.
@@ -60,13 +63,13 @@ type picture struct {
 	body   strings.Builder
 }
 
-func newPicture(title string, slices uint32, head string) *picture {
+func newPicture(title string, slices uint32, unit, head string) *picture {
 	p := &picture{slices: slices}
 	p.text(10, 22, "bold", title)
 	for s := range slices {
 		p.text(p.x(s)+gpuWide/int(slices)/2-4, top-10, "small", fmt.Sprint(s))
 	}
-	p.text(10, top-10, "small", "memory slice")
+	p.text(10, top-10, "small", unit)
 	p.text(left+gpuWide+14, top-10, "small", head)
 	return p
 }
@@ -124,7 +127,7 @@ func class(q nvmlsim.Profile, whole bool) string {
 // placements are all the places where partitions of a product can lie, a row a
 // profile.
 func placements(m *nvmlsim.Model) *picture {
-	p := newPicture(m.ProductName+": where each partition can lie", m.MIG.MemorySlices, "at most, each with")
+	p := newPicture(m.ProductName+": where each partition can lie", m.MIG.MemorySlices, "memory slice", "at most, each with")
 	for _, q := range m.MIG.Profiles {
 		p.add(q.Name, fmt.Sprintf("%d  ·  %.1f GiB, %d of %d SMs", q.InstanceCount, float64(q.MemorySizeMB)/1024, q.MultiprocessorCount, m.Engines.Multiprocessors))
 		for _, s := range q.Starts {
@@ -154,7 +157,7 @@ type placed struct {
 // packing shows which partitions fit together on an empty GPU of the product,
 // and the effect of their order. pkg/offer places 1g at 6, 4 and 5 first.
 func packing(m *nvmlsim.Model) (*picture, error) {
-	p := newPicture("What fits together on one "+m.ProductName, m.MIG.MemorySlices, "")
+	p := newPicture("What fits together on one "+m.ProductName, m.MIG.MemorySlices, "memory slice", "")
 	for _, r := range []struct {
 		name, about string
 		there       []placed
@@ -188,4 +191,30 @@ func profile(m *nvmlsim.Model, at placed) (nvmlsim.Profile, error) {
 		}
 	}
 	return nvmlsim.Profile{}, fmt.Errorf("%s has no %s at %d", m.ProductName, at.profile, at.start)
+}
+
+// ranks are nodes of eight GPUs that the same pods use without ranks and with them, a row a node.
+func ranks() *picture {
+	const gpus = 8
+	p := newPicture("Twelve GPUs in use on three nodes of eight", gpus, "GPU", "")
+	for _, n := range []struct {
+		name, about string
+		pods        []uint32
+	}{
+		{"before: node a", "no room for eight", []uint32{2, 1, 1}},
+		{"node b", "no room for eight", []uint32{1, 2, 1}},
+		{"node c", "no room for eight", []uint32{1, 1, 1, 1}},
+		{"with ranks: node a", "no rank", []uint32{2, 1, 1, 2, 1, 1}},
+		{"node b", "rank 1", []uint32{1, 1, 1, 1}},
+		{"node c", "reserve: room for eight", nil},
+	} {
+		p.add(n.name, n.about)
+		at := uint32(0)
+		for _, size := range n.pods {
+			p.box(at, size, fmt.Sprintf("g%d", size), fmt.Sprint(size))
+			at += size
+		}
+		p.next()
+	}
+	return p
 }
