@@ -124,10 +124,7 @@ func Run(ctx context.Context, c Config) error {
 	if err := addParts(mgr, publisher, index, s, writes); err != nil {
 		return err
 	}
-	if err := addOptional(mgr, c, resources, s, writes); err != nil {
-		return err
-	}
-	if err := addRanks(mgr, c, clientset, publisher, index, writes); err != nil {
+	if err := errors.Join(addOptional(mgr, c, resources, s, writes), addRanks(mgr, c, clientset, publisher, index, writes)); err != nil {
 		return err
 	}
 	return serve(ctx, c, clientset, mgr)

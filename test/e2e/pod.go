@@ -56,7 +56,7 @@ func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 		case "node":
 			p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: value}
 		case "userns":
-			p.Spec.HostUsers = ptr.To(false)
+			p.Spec.HostUsers = new(false)
 		case "stubborn":
 			p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](3)
 			p.Spec.Containers[0].Command = []string{"sh", "-c", "trap '' TERM; while true; do sleep 1; done"}

@@ -16,7 +16,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
-	"k8s.io/utils/ptr"
 
 	"github.com/tessera-dra/tessera/sim/cluster"
 	"github.com/tessera-dra/tessera/test/stack"
@@ -84,7 +83,7 @@ func cards(node string, roots []string) *resourcev1.ResourceSlice {
 		s.Spec.Devices = append(s.Spec.Devices, resourcev1.Device{
 			Name: fmt.Sprintf("gpu-%d", i),
 			Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{
-				"type": {StringValue: ptr.To("nic")},
+				"type": {StringValue: new("nic")},
 				deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &root},
 			},
 		})
@@ -173,4 +172,41 @@ func kubectlGPU(ts *testscript.TestScript, s *stack.Stack, neg bool, args []stri
 	if err := cmd.Run(); (err != nil) != neg {
 		ts.Fatalf("kubectl gpu %v: %v", args, err)
 	}
+}
+
+// devicePlugin runs a device plugin on a node until the story ends, or ends the one
+// that runs there.
+//
+//	deviceplugin NODE [RESOURCE COUNT]
+func devicePlugin(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
+	if neg || len(args) != 1 && len(args) != 3 {
+		ts.Fatalf("usage: deviceplugin NODE [RESOURCE COUNT]")
+	}
+	node := args[0]
+	end := func() error {
+		_, err := s.Cluster.Exec(context.Background(), node, "sh", "-c", `for p in /proc/[0-9]*; do
+  [ "$(cat $p/comm 2>/dev/null)" = deviceplugin ] && kill "${p#/proc/}"
+done; true`)
+		return err
+	}
+	if len(args) == 1 {
+		ts.Check(end())
+		return
+	}
+	program := filepath.Join(ts.Getenv("WORK"), "deviceplugin")
+	build := exec.Command("go", "build", "-o", program, "../../sim/cmd/deviceplugin")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	build.Stderr = ts.Stderr()
+	ts.Check(build.Run())
+	file, err := os.Open(program)
+	ts.Check(err)
+	defer file.Close()
+	ts.Defer(func() {
+		if err := end(); err != nil {
+			ts.Logf("the story leaves its device plugin behind: %v", err)
+		}
+	})
+	const start = `cat > /run/deviceplugin && chmod +x /run/deviceplugin && { setsid /run/deviceplugin "$@" < /dev/null > /run/deviceplugin.log 2>&1 & }`
+	ts.Check(s.Cluster.Run(context.Background(), node, cluster.Stdio{In: file, Out: ts.Stdout(), Err: ts.Stderr()},
+		"sh", "-c", start, "sh", args[1], args[2]))
 }
