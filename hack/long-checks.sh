@@ -16,7 +16,7 @@ stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
 
 # bench leaves out the figures that need minutes of idling, repeats what takes seconds
 # a time less often, and has few hollow nodes: it shows that the benchmark works.
-bench() { "${GO:-go}" run ./test/bench -idle=0 -handovers 5 -refusals 3 -refused-pods 10 -pods 5 -rounds 50 -storm-nodes 20 -flapping=0 -nodes 20 -scale-idle 5s; }
+bench() { "${GO:-go}" run ./test/bench -idle=0 -handovers 5 -refusals 3 -refused-pods 10 -pods 5 -rounds 50 -storm-nodes 20 -flapping=0 -nodes 20 -scale-idle 5s -packing-one-of 100; }
 
 # fuzz includes random objects in the types of Kubernetes 1.31, a module of its own.
 fuzz() { hack/fuzz.sh 10s && (cd pkg/resource/v1alpha3/roundtrip && "${GO:-go}" test -count 1 ./...); }

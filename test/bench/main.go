@@ -56,6 +56,7 @@ type options struct {
 	scheduleNodes []int
 	// flapping is how long a GPU comes and goes.
 	flapping time.Duration
+	packed   packingOptions
 	keep     bool
 	real     bool
 	bundle   string
@@ -80,6 +81,7 @@ func main() {
 		o.scheduleNodes, err = numbers(s)
 		return err
 	})
+	o.packed.register()
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up")
 	flag.BoolVar(&o.real, "real", false, "measure with this host's GPUs instead of simulated ones, leaving out what needs more of them")
 	flag.StringVar(&o.bundle, "bundle", "", "directory with everything prebuilt (test/metal/bundle.sh), for hosts without Go")
@@ -142,6 +144,7 @@ func (b *bench) parts() []part {
 		{"schedule", b.schedule, false},
 		{"storm", b.storm, false},
 		{"scale", b.scale, false},
+		{"packing", b.packing, false},
 		{"rollout", b.rollout, false},
 		{"rollout-gap", b.rolloutGap, true},
 	}

@@ -74,12 +74,21 @@ func (b *bench) scale(ctx context.Context) (err error) {
 
 // begin builds the controller and makes the nodes.
 func (s *scaleBench) begin(ctx context.Context, running *sync.WaitGroup) (err error) {
-	if err := s.makeUser(ctx); err != nil {
+	if s.program, err = buildController(ctx, s.dir); err != nil {
 		return err
 	}
-	s.program = filepath.Join(s.dir, "controller")
-	if out, err := exec.CommandContext(ctx, "go", "build", "-o", s.program, "./cmd/controller").CombinedOutput(); err != nil {
-		return fmt.Errorf("build the controller: %w: %s", err, out)
+	if err := s.connect(ctx, running, s.scaleNodes); err != nil {
+		return err
+	}
+	s.progress("making %d nodes of %d GPUs each", s.nodes.n, migGPUs)
+	return s.nodes.each(ctx, 0, s.nodes.n, s.nodes.create)
+}
+
+// connect makes the controller's user, and everything by which so many nodes are made and
+// followed.
+func (s *scaleBench) connect(ctx context.Context, running *sync.WaitGroup, nodes int) (err error) {
+	if err := s.makeUser(ctx); err != nil {
+		return err
 	}
 	light := rest.CopyConfig(s.config)
 	light.ContentType = runtime.ContentTypeProtobuf
@@ -89,12 +98,18 @@ func (s *scaleBench) begin(ctx context.Context, running *sync.WaitGroup) (err er
 	if s.pools, err = watchPools(ctx, running, s.kube); err != nil {
 		return err
 	}
-	s.pools.timeout += time.Duration(s.scaleNodes) * timeoutPerNode
-	if s.nodes, err = newHollowNodes(ctx, running, s.config, s.scaleNodes); err != nil {
-		return err
+	s.pools.timeout += time.Duration(nodes) * timeoutPerNode
+	s.nodes, err = newHollowNodes(ctx, running, s.config, nodes)
+	return err
+}
+
+// buildController builds the controller's program in a directory.
+func buildController(ctx context.Context, dir string) (program string, err error) {
+	program = filepath.Join(dir, "controller")
+	if out, err := exec.CommandContext(ctx, "go", "build", "-o", program, "./cmd/controller").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the controller: %w: %s", err, out)
 	}
-	s.progress("making %d nodes of %d GPUs each", s.nodes.n, migGPUs)
-	return s.nodes.each(ctx, 0, s.nodes.n, s.nodes.create)
+	return program, nil
 }
 
 // makeUser gives the controller a service account's name, so that the API server

@@ -25,8 +25,8 @@ type controllerProcess struct {
 	metrics, health string // addresses
 }
 
-// startController starts the program, which logs into a file of dir.
-func startController(program, kubeconfig, dir string) (*controllerProcess, error) {
+// startController starts the program with further flags. It logs into a file of dir.
+func startController(program, kubeconfig, dir string, flags ...string) (*controllerProcess, error) {
 	log, err := os.OpenFile(filepath.Join(dir, "controller.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("start the controller: %w", err)
@@ -39,7 +39,8 @@ func startController(program, kubeconfig, dir string) (*controllerProcess, error
 		}
 	}
 	c := &controllerProcess{metrics: addresses[0], health: addresses[1]}
-	c.cmd = exec.Command(program, "--kubeconfig", kubeconfig, "--namespace", "default", "--metrics-address", c.metrics, "--health-address", c.health)
+	flags = append(flags, "--kubeconfig", kubeconfig, "--namespace", "default", "--metrics-address", c.metrics, "--health-address", c.health)
+	c.cmd = exec.Command(program, flags...)
 	c.cmd.Stdout, c.cmd.Stderr = log, log
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := c.cmd.Start(); err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -26,13 +27,15 @@ import (
 // atOnce is how many requests the benchmark makes at a time, for all nodes together.
 const atOnce = 16
 
-// hollowNodes are nodes of eight H100s each without machines: Node objects and
-// GPUInventories. In place of the nodes' plugins, the benchmark answers the
+// hollowNodes are nodes of H100s, eight each or as sizes says, without machines: Node
+// objects and GPUInventories. In place of the nodes' plugins, the benchmark answers the
 // controller's publishRequests.
 type hollowNodes struct {
 	api  client.Client
 	gpus gpu.Node
 	n    int
+	// sizes are the nodes' numbers of GPUs, at most eight, where they differ.
+	sizes map[string]int
 }
 
 func hollowName(i int) string { return fmt.Sprintf("node-%04d", i) }
@@ -140,7 +143,10 @@ func (h *hollowNodes) create(ctx context.Context, name string) error {
 	}
 	there := h.gpus
 	there.Name = name
-	there.GPUs = append([]gpu.GPU(nil), h.gpus.GPUs...)
+	there.GPUs = slices.Clone(h.gpus.GPUs)
+	if size, ok := h.sizes[name]; ok {
+		there.GPUs = there.GPUs[:size]
+	}
 	for g := range there.GPUs {
 		there.GPUs[g].UUID = gpu.UUID(fmt.Sprintf("GPU-%08x-0000-0000-0000-%012s", g+1, name[len(name)-4:]))
 	}

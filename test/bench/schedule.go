@@ -137,15 +137,19 @@ func (s *scheduling) begin(ctx context.Context) error {
 	return errors.Join(s.class(ctx, driver, "gpu"), s.class(ctx, "mig.nvidia.com", "mig"))
 }
 
-// class makes a DeviceClass as the chart has it.
 func (s *scheduling) class(ctx context.Context, name, kind string) error {
+	return createClass(ctx, s.kube, name, kind)
+}
+
+// createClass makes a DeviceClass as the chart has it.
+func createClass(ctx context.Context, kube kubernetes.Interface, name, kind string) error {
 	c := &resourcev1.DeviceClass{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: resourcev1.DeviceClassSpec{Selectors: []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{
 			Expression: fmt.Sprintf("device.driver == '%[1]s' && device.attributes['%[1]s'].type == '%[2]s'", driver, kind),
 		}}}},
 	}
-	if _, err := s.kube.ResourceV1().DeviceClasses().Create(ctx, c, metav1.CreateOptions{}); err != nil {
+	if _, err := kube.ResourceV1().DeviceClasses().Create(ctx, c, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create device class %s: %w", name, err)
 	}
 	return nil
@@ -283,25 +287,35 @@ func (s *scheduling) removeAll(ctx context.Context, names []string) error {
 		if err := s.kube.CoreV1().Pods(namespace).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 			return fmt.Errorf("delete pod %s: %w", name, err)
 		}
-		claims := s.kube.ResourceV1().ResourceClaims(namespace)
-		if _, err := claims.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("release claim %s: %w", name, err)
-		}
-		if err := claims.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
-			return fmt.Errorf("delete claim %s: %w", name, err)
-		}
-		return nil
+		return releaseClaim(ctx, s.kube, name)
 	})
+}
+
+// releaseClaim deletes a claim whose pod is gone, as kubelet and controllers would.
+func releaseClaim(ctx context.Context, kube kubernetes.Interface, name string) error {
+	claims := kube.ResourceV1().ResourceClaims(namespace)
+	if _, err := claims.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("release claim %s: %w", name, err)
+	}
+	if err := claims.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("delete claim %s: %w", name, err)
+	}
+	return nil
 }
 
 // startScheduler runs the cluster's kube-scheduler on this host.
 func (s *scheduling) startScheduler(ctx context.Context) (pid int, stop func(), err error) {
-	log, err := os.Create(filepath.Join(s.cluster.Dir(), "bench-scheduler.log"))
+	return startScheduler(ctx, s.cluster.Binary("kube-scheduler"), s.cluster.KubeconfigPath(), s.cluster.Dir())
+}
+
+// startScheduler runs a kube-scheduler, which logs into a file of dir.
+func startScheduler(ctx context.Context, program, kubeconfig, dir string) (pid int, stop func(), err error) {
+	log, err := os.Create(filepath.Join(dir, "bench-scheduler.log"))
 	if err != nil {
 		return 0, nil, fmt.Errorf("start a scheduler: %w", err)
 	}
 	defer log.Close()
-	cmd := exec.CommandContext(ctx, s.cluster.Binary("kube-scheduler"), "--kubeconfig="+s.cluster.KubeconfigPath(),
+	cmd := exec.CommandContext(ctx, program, "--kubeconfig="+kubeconfig,
 		"--leader-elect=false", "--secure-port=0", "--kube-api-qps=2000", "--kube-api-burst=2000")
 	cmd.Stderr = log
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }

@@ -54,6 +54,6 @@ func (s *server) kubeconfig(user envtest.User) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("make a kubeconfig for %s: %w", user.Name, err)
 	}
-	file := filepath.Join(s.dir, "kubeconfig")
+	file := filepath.Join(s.dir, user.Name+".kubeconfig")
 	return file, os.WriteFile(file, text, 0o600)
 }
