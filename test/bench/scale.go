@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
@@ -445,13 +443,4 @@ func (s *scaleBench) deleteAllSlices(ctx context.Context) error {
 			return err
 		}
 	}
-}
-
-func tail(file string) []byte {
-	log, err := os.ReadFile(file)
-	if err != nil {
-		return []byte(err.Error())
-	}
-	lines := bytes.SplitAfter(log, []byte("\n"))
-	return bytes.Join(lines[max(0, len(lines)-20):], nil)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -141,4 +142,13 @@ func parseMetrics(text io.Reader) (map[string]*dto.MetricFamily, error) {
 		return nil, fmt.Errorf("read metrics: %w", err)
 	}
 	return families, nil
+}
+
+func tail(file string) []byte {
+	log, err := os.ReadFile(file)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	lines := bytes.SplitAfter(log, []byte("\n"))
+	return bytes.Join(lines[max(0, len(lines)-20):], nil)
 }
