@@ -45,8 +45,8 @@ func replaceTaints(ctx context.Context, nodes typedcorev1.NodeInterface, name st
 	return nil
 }
 
-// pageSize is how many Nodes are read at a time.
-const pageSize = 500
+// pageSize is how many Nodes are read at a time, as for the caches (pkg/control/pages).
+const pageSize = 100
 
 // attempts is how often all Nodes are read again while taints of some change meanwhile.
 const attempts = 5
