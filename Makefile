@@ -132,7 +132,7 @@ soak: cluster-build ## Have pods of all kinds come and go while something fails 
 	$(GO) run ./test/soak -for $(FOR) -seed $(SEED)
 
 .PHONY: reliability
-reliability: cluster-build ## Run the tests that cause failures at every step, and write their counts into docs/reliability.md. Needs root
+reliability: cluster-build ## Run the tests that cause failures at every step, and write their counts into docs/dev/reliability.md. Needs root
 	GO='$(GO)' hack/test.sh reliability
 	$(GO) run ./test/reliability _output/test/reliability.json
 

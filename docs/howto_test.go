@@ -14,10 +14,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// section returns a section of howto.md, or all of it for "".
+// section returns a section of dev/add.md, or all of it for "".
 func section(t *testing.T, title string) string {
 	t.Helper()
-	page, err := os.ReadFile("howto.md")
+	page, err := os.ReadFile("dev/add.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +26,7 @@ func section(t *testing.T, title string) string {
 	}
 	_, after, ok := strings.Cut(string(page), "\n## "+title+"\n")
 	if !ok {
-		t.Fatalf("howto.md has no section %q", title)
+		t.Fatalf("dev/add.md has no section %q", title)
 	}
 	text, _, _ := strings.Cut(after, "\n## ")
 	return text
@@ -53,7 +53,7 @@ func TestHowtoPaths(t *testing.T) {
 	}
 	for _, path := range found {
 		if _, err := os.Stat(filepath.Join("..", path)); err != nil {
-			t.Errorf("docs/howto.md names %s, which doesn't exist: correct the page", path)
+			t.Errorf("docs/dev/add.md names %s, which doesn't exist: correct the page", path)
 		}
 	}
 }
@@ -82,7 +82,7 @@ func TestHowtoSharingStrategy(t *testing.T) {
 	got := paths(table)
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("files that name time-slicing (-code +docs/howto.md): correct the page, or let fewer files name it:\n%s", diff)
+		t.Errorf("files that name time-slicing (-code +docs/dev/add.md): correct the page, or let fewer files name it:\n%s", diff)
 	}
 }
 

@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 all=(stress bench fuzz allocators upgrade versions release foreign platforms prometheus scaling kueue browser nvidia agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
 
-# stress is a twentieth of the run that docs/testing.md reports.
+# stress is a twentieth of the run that docs/dev/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
 
 # bench leaves out the figures that need minutes of idling, repeats what takes seconds

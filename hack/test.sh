@@ -7,7 +7,7 @@
 # -json writes it, LEVEL.out as it is shown.
 #
 # usage: hack/test.sh [LEVEL...]   unit, integration or e2e; default: all of these, integration first
-#        hack/test.sh reliability  only the tests that docs/reliability.md counts, of all levels
+#        hack/test.sh reliability  only the tests that docs/dev/reliability.md counts, of all levels
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 go=${GO:-go}

@@ -7,7 +7,7 @@
 // archive, the chart, an SBOM for each platform, archives of kubectl-gpu for
 // people's machines with krew's manifest of them, the changelog since the last
 // tag, and checksums of these. It publishes nothing. The same commit gives the
-// same bytes, in any directory: see docs/release.md.
+// same bytes, in any directory: see docs/dev/release.md.
 package main
 
 import (

@@ -1,5 +1,5 @@
 // Package node is the kubelet plugin: it wires the packages below it, and starts
 // and stops them in the right order.
 //
-// docs/state.md has the order of a start, docs/threads.md the goroutines.
+// docs/dev/state.md has the order of a start, docs/dev/architecture.md the goroutines.
 package node

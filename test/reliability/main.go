@@ -1,5 +1,5 @@
 // Command reliability counts the failures that the tests of a recorded run tried, and
-// writes them into docs/reliability.md. make reliability makes such a run.
+// writes them into docs/dev/reliability.md. make reliability makes such a run.
 //
 //	reliability -tests      print the arguments of go test for the tests that it counts
 //	reliability LOG...      count them in logs of go test -json
@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-const page = "docs/reliability.md"
+const page = "docs/dev/reliability.md"
 
 func main() {
 	list := flag.Bool("tests", false, "print the arguments of go test for the tests that are counted, and do nothing else")

@@ -15,7 +15,7 @@ import (
 
 // TestForeignPrograms builds the image for the architectures that this machine doesn't have, and
 // starts its programs under qemu-user, with the image's own loader and C library. What they do
-// on such a machine, docs/testing.md lists as not run.
+// on such a machine, docs/dev/testing.md lists as not run.
 func TestForeignPrograms(t *testing.T) {
 	root, version, err := Checkout()
 	if err != nil {

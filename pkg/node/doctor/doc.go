@@ -1,5 +1,5 @@
 // Package doctor checks a node from outside for violations of the rules in
-// docs/state.md: it compares the journal, the CDI directory, the MPS daemons and the
+// docs/dev/state.md: it compares the journal, the CDI directory, the MPS daemons and the
 // hardware with each other. Every finding says what is wrong, where, and what to do
 // about it.
 //

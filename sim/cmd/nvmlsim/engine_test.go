@@ -118,7 +118,7 @@ func TestLibraryInContainer(t *testing.T) {
 	}
 }
 
-// TestLibraryStress is a short run of the stress test in docs/testing.md.
+// TestLibraryStress is a short run of the stress test in docs/dev/testing.md.
 func TestLibraryStress(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), compile(t, "stress", t.TempDir()), library(install(t, "8xh100-80gb")), "8", "32").CombinedOutput()
 	if err != nil {
