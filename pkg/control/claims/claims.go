@@ -39,25 +39,22 @@ type Index struct {
 // New returns an index whose informer isn't running yet.
 func New(client *draclient.Client) (*Index, error) {
 	all := client.ResourceClaims(metav1.NamespaceAll)
-	informer := cache.NewSharedIndexInformer(
-		pages.Paged(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return all.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return all.Watch(ctx, o)
-			},
-		}, client), Trim),
-		&resourceapi.ResourceClaim{}, 0,
-		cache.Indexers{poolIndex: func(obj any) ([]string, error) {
-			var pools []string
-			for _, r := range Results(obj) {
-				pools = append(pools, r.Pool)
-			}
-			return pools, nil
-		}})
-	if err := informer.SetTransform(Trim); err != nil {
-		return nil, fmt.Errorf("set up the ResourceClaim cache: %w", err)
+	informer, err := pages.NewInformer(client, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return all.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return all.Watch(ctx, o)
+		},
+	}, &resourceapi.ResourceClaim{}, Trim, cache.Indexers{poolIndex: func(obj any) ([]string, error) {
+		var pools []string
+		for _, r := range Results(obj) {
+			pools = append(pools, r.Pool)
+		}
+		return pools, nil
+	}})
+	if err != nil {
+		return nil, err
 	}
 	return &Index{Informer: informer}, nil
 }

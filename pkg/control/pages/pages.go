@@ -18,6 +18,17 @@ import (
 // size of a page. In memory, a slice is up to 180 KiB before it is trimmed.
 const size = 100
 
+// NewInformer returns an informer of objects such as example, which isn't running yet: it lists
+// in pages, and keeps of each object what trim leaves. server is the client that of asks, which
+// says whether the server can stream lists.
+func NewInformer(server any, of *cache.ListWatch, example runtime.Object, trim cache.TransformFunc, indexers cache.Indexers) (cache.SharedIndexInformer, error) {
+	informer := cache.NewSharedIndexInformer(Paged(cache.ToListWatcherWithWatchListSemantics(of, server), trim), example, 0, indexers)
+	if err := informer.SetTransform(trim); err != nil {
+		return nil, fmt.Errorf("set up the cache of %T: %w", example, err)
+	}
+	return informer, nil
+}
+
 // Paged returns a ListerWatcher that lists from etcd in pages where the informer sets a limit, as it does when
 // it starts, and trims each page before it reads the next. Such a list asks for
 // no resource version and has the newest objects: with a limit, a server would return the

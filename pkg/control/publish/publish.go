@@ -65,25 +65,23 @@ func New(client *draclient.Client, versions discovery.ServerVersionInterface) (*
 		}
 		return obj, nil
 	}
-	p.informer = cache.NewSharedIndexInformer(
-		pages.Paged(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return p.client.List(ctx, ofDriver(o))
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return p.watch(ctx, ofDriver(o))
-			},
-		}, client), trimSlice),
-		&resourceapi.ResourceSlice{}, 0,
-		cache.Indexers{nodeIndex: func(obj any) ([]string, error) {
-			s, ok := obj.(*resourceapi.ResourceSlice)
-			if !ok || s.Spec.NodeName == nil {
-				return nil, nil
-			}
-			return []string{*s.Spec.NodeName}, nil
-		}})
-	if err := p.informer.SetTransform(trimSlice); err != nil {
-		return nil, fmt.Errorf("set up the ResourceSlice cache: %w", err)
+	var err error
+	p.informer, err = pages.NewInformer(client, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return p.client.List(ctx, ofDriver(o))
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return p.watch(ctx, ofDriver(o))
+		},
+	}, &resourceapi.ResourceSlice{}, trimSlice, cache.Indexers{nodeIndex: func(obj any) ([]string, error) {
+		s, ok := obj.(*resourceapi.ResourceSlice)
+		if !ok || s.Spec.NodeName == nil {
+			return nil, nil
+		}
+		return []string{*s.Spec.NodeName}, nil
+	}})
+	if err != nil {
+		return nil, err
 	}
 	return p, nil
 }

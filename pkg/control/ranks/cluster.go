@@ -32,15 +32,18 @@ const bound = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 // Watch returns a Cluster whose informers don't run yet. Of the labels of Nodes, it keeps one.
 func Watch(kube kubernetes.Interface, poolLabel string) (*Cluster, error) {
 	nodes, pods := kube.CoreV1().Nodes(), kube.CoreV1().Pods(metav1.NamespaceAll)
-	trim := func(obj any) (any, error) { return trimNode(obj, poolLabel), nil }
 	c := &Cluster{CPU: &CPU{milli: make(map[string]int64)}}
-	c.Nodes = newInformer(kube, &corev1.Node{}, trim, &cache.ListWatch{
+	var err error
+	c.Nodes, err = pages.NewInformer(kube, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return nodes.List(ctx, o) },
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			return nodes.Watch(ctx, o)
 		},
-	})
-	c.Pods = newInformer(kube, &corev1.Pod{}, trimPod, &cache.ListWatch{
+	}, &corev1.Node{}, func(obj any) (any, error) { return trimNode(obj, poolLabel), nil }, cache.Indexers{})
+	if err != nil {
+		return nil, err
+	}
+	c.Pods, err = pages.NewInformer(kube, &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = bound
 			return pods.List(ctx, o)
@@ -49,21 +52,14 @@ func Watch(kube kubernetes.Interface, poolLabel string) (*Cluster, error) {
 			o.FieldSelector = bound
 			return pods.Watch(ctx, o)
 		},
-	})
-	if err := c.Nodes.SetTransform(trim); err != nil {
-		return nil, fmt.Errorf("set up the Node cache: %w", err)
-	}
-	if err := c.Pods.SetTransform(trimPod); err != nil {
-		return nil, fmt.Errorf("set up the Pod cache: %w", err)
+	}, &corev1.Pod{}, trimPod, cache.Indexers{})
+	if err != nil {
+		return nil, err
 	}
 	if _, err := c.Pods.AddEventHandler(c.CPU.handler()); err != nil {
 		return nil, fmt.Errorf("count what pods ask for: %w", err)
 	}
 	return c, nil
-}
-
-func newInformer(kube kubernetes.Interface, example runtime.Object, trim cache.TransformFunc, lw *cache.ListWatch) cache.SharedIndexInformer {
-	return cache.NewSharedIndexInformer(pages.Paged(cache.ToListWatcherWithWatchListSemantics(lw, kube), trim), example, 0, cache.Indexers{})
 }
 
 // trimNode returns a Node with only its identity, one label, its taints, whether pods may come, and
