@@ -49,16 +49,10 @@ func (j *Judge) unmatched(ctx context.Context, nodes []*corev1.Node, t trial) (s
 	if constraints == "" {
 		return "", nil
 	}
-	t.claims = free
-	fits := make([]bool, len(nodes))
-	err := eachNode(ctx, nodes, func(ctx context.Context, i int) error {
-		t := t
-		t.node, t.holders = nodes[i], j.holders(nodes[i])
-		got, err := j.ask(ctx, t)
-		fits[i] = got != nil
-		return err
+	fits, err := j.whereOf(ctx, nodes, func(n *corev1.Node) trial {
+		return trial{claims: free, holders: j.holders(n), untainted: t.untainted}
 	})
-	if !slices.Contains(fits, true) || err != nil {
+	if len(fits) == 0 || err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("Free devices match, but none of them together have %s, as the claim's constraints want. ", constraints), nil

@@ -84,9 +84,14 @@ func (j *Judge) why(ctx context.Context, nodes []*corev1.Node, t trial) (*Reason
 
 // where returns the nodes on which the trial succeeds.
 func (j *Judge) where(ctx context.Context, nodes []*corev1.Node, t trial) ([]*corev1.Node, error) {
+	return j.whereOf(ctx, nodes, func(*corev1.Node) trial { return t })
+}
+
+// whereOf is where with a trial for each node.
+func (j *Judge) whereOf(ctx context.Context, nodes []*corev1.Node, of func(*corev1.Node) trial) ([]*corev1.Node, error) {
 	fits := make([]bool, len(nodes))
 	err := eachNode(ctx, nodes, func(ctx context.Context, i int) error {
-		t := t
+		t := of(nodes[i])
 		t.node = nodes[i]
 		got, err := j.ask(ctx, t)
 		fits[i] = got != nil
