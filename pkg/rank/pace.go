@@ -13,7 +13,7 @@ type Pace struct {
 // Due returns whether the node is to be given the rank now, or else after which time; 0 if it has
 // the rank. Call Forget when it has been given it.
 func (p *Pace) Due(node string, has, want Rank, now time.Time) (due bool, after time.Duration) {
-	if has == want || want.Lower(has) {
+	if has == want || want.Relaxes(has) {
 		delete(p.since, node)
 		return has != want, 0
 	}

@@ -22,12 +22,12 @@ type Node struct {
 	GPUs int
 	// Free counts those of them that are wholly free, and healthy.
 	Free int
-	// Whole: one claim has all of them.
-	Whole bool
+	// OneClaim: one claim has all of them.
+	OneClaim bool
 	// FreeCPU is what pods have not asked for, in thousandths.
 	FreeCPU int64
-	// Has is the rank that was decided last, or that the node's taints say.
-	Has Rank
+	// Decided is the rank that was decided last, or that the node's taints say.
+	Decided Rank
 	// Away: no pod can come to the node now, or nothing is known of it. It keeps its rank, and
 	// others don't depend on it.
 	Away bool
@@ -42,7 +42,7 @@ type Rank struct {
 }
 
 // Reserve reports whether the node is in the reserve: it has more taints than any other.
-func (r Rank) Reserve() bool { return r.Taints == Most }
+func (r Rank) Reserve() bool { return r.Taints == ReserveTaints }
 
 // String names the rank for people; empty for none.
 func (r Rank) String() string {
@@ -57,11 +57,11 @@ func (r Rank) String() string {
 	return ""
 }
 
-// Lower reports whether r keeps fewer pods off than other does, in one way at least.
-func (r Rank) Lower(other Rank) bool { return r.Taints < other.Taints || !r.Hard && other.Hard }
+// Relaxes reports whether r keeps fewer pods off than other does, in one way at least.
+func (r Rank) Relaxes(other Rank) bool { return r.Taints < other.Taints || !r.Hard && other.Hard }
 
-// Most is how many taints a node of the reserve has.
-const Most = 6
+// ReserveTaints is how many taints a node of the reserve has.
+const ReserveTaints = 6
 
 // steps say how many taints a node has outside the reserve, by how much of it is free: at least so
 // many eighths of its GPUs. The scheduler's score falls by the same amount for each taint.
@@ -72,10 +72,10 @@ type step struct{ eighths, taints int }
 // share of the nodes with the most GPUs is in the reserve: one of so many, rounded up.
 const share = 10
 
-// Nodes returns the ranks of all nodes that aren't away. In each pool, only nodes with the largest
+// Decide returns the ranks of all nodes that aren't away. In each pool, only nodes with the largest
 // count of GPUs have one above zero, and none where that count is one. hard is how many nodes of
 // each pool's unused reserve are Hard.
-func Nodes(nodes []Node, hard int) map[string]Rank {
+func Decide(nodes []Node, hard int) map[string]Rank {
 	pools := make(map[string][]Node)
 	ranks := make(map[string]Rank, len(nodes))
 	for _, n := range nodes {
@@ -101,12 +101,13 @@ func largest(pool []Node, hard int) map[string]Rank {
 	for _, n := range pool {
 		ranks[n.Name] = Rank{Taints: taints(n)}
 	}
-	reserve := members(pool, Rank.Reserve, max((len(pool)+share-1)/share, hard), false)
+	size := max((len(pool)+share-1)/share, hard, countUnused(pool, Rank.Reserve)) // unused members stay
+	reserve := members(pool, Rank.Reserve, size)
 	for _, n := range reserve {
-		ranks[n.Name] = Rank{Taints: Most}
+		ranks[n.Name] = Rank{Taints: ReserveTaints}
 	}
-	for _, n := range members(reserve, func(r Rank) bool { return r.Hard }, hard, true) {
-		ranks[n.Name] = Rank{Taints: Most, Hard: true}
+	for _, n := range members(reserve, isHard, hard) {
+		ranks[n.Name] = Rank{Taints: ReserveTaints, Hard: true}
 	}
 	return ranks
 }
@@ -121,34 +122,39 @@ func taints(n Node) int {
 	return 0
 }
 
-// members chooses from nodes those that stay or become members. Members stay while nothing uses
-// their GPUs, or one claim all of them; only the former count. Where there are fewer than size,
-// those with the most free CPU join. If there are more, they leave only where the number is exact.
-func members(nodes []Node, has func(Rank) bool, size int, exact bool) []Node {
+// members chooses from nodes those that are to be members. Members of which one claim has all GPUs
+// stay, and don't count. The others are unused, as many as size: members first, then those with
+// the most free CPU.
+func members(nodes []Node, is func(Rank) bool, size int) []Node {
 	var out, unused []Node
 	for _, n := range nodes {
 		switch {
-		case n.Free == n.GPUs:
+		case n.unused():
 			unused = append(unused, n)
-		case n.Whole && has(n.Has):
+		case n.OneClaim && is(n.Decided):
 			out = append(out, n)
 		}
 	}
 	slices.SortFunc(unused, func(a, b Node) int {
-		return cmp.Or(-cmp.Compare(a.FreeCPU, b.FreeCPU), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(number(is(b.Decided))-number(is(a.Decided)), -cmp.Compare(a.FreeCPU, b.FreeCPU), cmp.Compare(a.Name, b.Name))
 	})
-	slices.SortStableFunc(unused, func(a, b Node) int { return member(has(b.Has)) - member(has(a.Has)) })
-	for i, n := range unused {
-		if i < size || !exact && has(n.Has) {
-			out = append(out, n)
-		}
-	}
-	return out
+	return append(out, unused[:min(size, len(unused))]...)
 }
 
-// member is 1 for a member, which comes first.
-func member(is bool) int {
-	if is {
+func countUnused(nodes []Node, is func(Rank) bool) int {
+	n := 0
+	for _, node := range nodes {
+		n += number(node.unused() && is(node.Decided))
+	}
+	return n
+}
+
+func (n Node) unused() bool { return n.Free == n.GPUs }
+
+func isHard(r Rank) bool { return r.Hard }
+
+func number(b bool) int {
+	if b {
 		return 1
 	}
 	return 0

@@ -20,7 +20,7 @@ func nodes(t *testing.T, text string) []Node {
 	var out []Node
 	for word := range strings.FieldsSeq(text) {
 		var n Node
-		n.Whole, n.Away = strings.Contains(word, "!"), strings.Contains(word, "~")
+		n.OneClaim, n.Away = strings.Contains(word, "!"), strings.Contains(word, "~")
 		word = strings.Trim(word, "!~")
 		name, rest, _ := strings.Cut(word, ":")
 		if pool, of, ok := strings.Cut(name, "."); ok {
@@ -29,8 +29,8 @@ func nodes(t *testing.T, text string) []Node {
 		n.Name = name
 		rest, has, _ := strings.Cut(rest, "=")
 		if has != "" {
-			n.Has.Hard = strings.HasSuffix(has, "h")
-			if _, err := fmt.Sscanf(has, "%d", &n.Has.Taints); err != nil {
+			n.Decided.Hard = strings.HasSuffix(has, "h")
+			if _, err := fmt.Sscanf(has, "%d", &n.Decided.Taints); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -84,7 +84,7 @@ func TestNodes(t *testing.T) {
 		"hard, and nothing is unused":               {"a:7/8@96=6h b:3/8@5", 2, "a=2 b=1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(c.want, text(Nodes(nodes(t, c.nodes), c.hard))); diff != "" {
+			if diff := cmp.Diff(c.want, text(Decide(nodes(t, c.nodes), c.hard))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -94,12 +94,12 @@ func TestNodes(t *testing.T) {
 // TestRanksStay: ranks that were given are the ranks of the same nodes again.
 func TestRanksStay(t *testing.T) {
 	all := nodes(t, "a:8/8@96 b:8/8@95 c:8/8@94 d:0/8@5! e:3/8@1 f:6/8@3 g:2/4@9")
-	first := Nodes(all, 1)
+	first := Decide(all, 1)
 	for i := range all {
-		all[i].Has = first[all[i].Name]
+		all[i].Decided = first[all[i].Name]
 		all[i].FreeCPU = int64(i) // now the others would be chosen
 	}
-	if diff := cmp.Diff(text(first), text(Nodes(all, 1))); diff != "" {
+	if diff := cmp.Diff(text(first), text(Decide(all, 1))); diff != "" {
 		t.Errorf("(-first +second):\n%s", diff)
 	}
 }

@@ -25,7 +25,7 @@ func Ours(t corev1.Taint) bool {
 
 func keys() []string {
 	var out []string
-	for n := range Most {
+	for n := range ReserveTaints {
 		out = append(out, key(n+1))
 	}
 	return out
@@ -50,7 +50,7 @@ func Of(taints []corev1.Taint) Rank {
 // stay as they are, in their order. It returns false if nothing is to be changed.
 func (r Rank) Apply(taints []corev1.Taint) ([]corev1.Taint, bool) {
 	var ours []corev1.Taint
-	for _, k := range keys()[:min(r.Taints, Most)] {
+	for _, k := range keys()[:min(r.Taints, ReserveTaints)] {
 		ours = append(ours, corev1.Taint{Key: k, Effect: corev1.TaintEffectPreferNoSchedule})
 	}
 	if r.Hard {

@@ -107,7 +107,7 @@ func (r *Ranker) count(n *node, inv *v1alpha1.GPUInventory) error {
 			n.Free++
 		}
 	}
-	n.Whole = n.GPUs > 0 && wholes == n.GPUs
+	n.OneClaim = n.GPUs > 0 && wholes == n.GPUs
 	return nil
 }
 

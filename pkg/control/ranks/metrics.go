@@ -16,31 +16,21 @@ type metrics struct {
 
 // counts is a gauge that counts nodes. It keeps what it shows, so that a scrape never sees a part.
 type counts struct {
-	gauge *prometheus.GaugeVec
-	shown map[labels]int
+	gauge  *prometheus.GaugeVec
+	labels int // how many the gauge has
+	shown  map[labels]int
 }
 
 // labels are the values of a gauge's labels.
 type labels [3]string
 
-func (l labels) list() []string {
-	out := l[:]
-	for len(out) > 0 && out[len(out)-1] == absent {
-		out = out[:len(out)-1]
-	}
-	return out
-}
-
-// absent is the value of a label that a gauge doesn't have.
-const absent = "\x00"
-
 func (c *counts) show(now map[labels]int) {
 	for l, n := range now {
-		c.gauge.WithLabelValues(l.list()...).Set(float64(n))
+		c.gauge.WithLabelValues(l[:c.labels]...).Set(float64(n))
 	}
 	for l := range c.shown {
 		if _, still := now[l]; !still {
-			c.gauge.DeleteLabelValues(l.list()...)
+			c.gauge.DeleteLabelValues(l[:c.labels]...)
 		}
 	}
 	c.shown = now
@@ -52,11 +42,11 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 		free: &counts{gauge: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "tessera_nodes_wholly_free",
 			Help: "Nodes that offer whole GPUs and of which no claim has anything, by how many GPUs they have. Nodes that take no pods now don't count. Only with packing.ranks.",
-		}, []string{"pool", "gpus"})},
+		}, []string{"pool", "gpus"}), labels: 2},
 		reserve: &counts{gauge: f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "tessera_nodes_reserved",
 			Help: "Nodes of the reserve for pods that need all GPUs of a node, by whether other pods are kept off (hard) or come last (soft), and whether a claim has one (used). Only with packing.ranks.",
-		}, []string{"pool", "kind", "used"})},
+		}, []string{"pool", "kind", "used"}), labels: 3},
 		writes: f.NewCounter(prometheus.CounterOpts{
 			Name: "tessera_rank_writes_total",
 			Help: "Nodes whose rank was written.",
@@ -72,10 +62,10 @@ func (m *metrics) show(nodes []rank.Node, ranks map[string]rank.Rank) {
 			continue
 		}
 		unused := n.Free == n.GPUs
-		if size := (labels{n.Pool, strconv.Itoa(n.GPUs), absent}); unused {
+		size := labels{n.Pool, strconv.Itoa(n.GPUs)}
+		free[size] += 0 // 0 is shown, too
+		if unused {
 			free[size]++
-		} else {
-			free[size] += 0
 		}
 		if r := ranks[n.Name]; r.Reserve() {
 			reserve[labels{n.Pool, kind(r), strconv.FormatBool(!unused)}]++

@@ -77,7 +77,7 @@ type Ranker struct {
 
 // node is what is known of a Node.
 type node struct {
-	rank.Node // its Has is the rank that was decided last
+	rank.Node // its Decided needn't be written yet
 	cpu       int64
 	taints    []corev1.Taint
 	// version is the Node's as the cache had it, and replaced the one that the cache had after the
@@ -140,11 +140,11 @@ func (r *Ranker) readNode(ctx context.Context, name string) (differs bool, err e
 	}
 	switch {
 	case before == nil:
-		now.Has = rank.Of(now.taints)
+		now.Decided = rank.Of(now.taints)
 	case before.replaced == now.version:
-		now.Has, now.taints, now.replaced = before.Has, before.taints, before.replaced
+		now.Decided, now.taints, now.replaced = before.Decided, before.taints, before.replaced
 	default:
-		now.Has = before.Has
+		now.Decided = before.Decided
 	}
 	r.nodes[name] = now
 	return before == nil || before.Node != now.Node || !slices.EqualFunc(before.taints, now.taints, sameTaint), nil
@@ -185,10 +185,10 @@ func (r *Ranker) due(now time.Time) []*node {
 		if !ok {
 			continue // it is away
 		}
-		n.Has = w
-		has := rank.Of(n.taints)
-		isDue, after := r.pace.Due(name, has, w, now)
-		if _, differs := w.Apply(n.taints); has == w && differs {
+		n.Decided = w
+		written := rank.Of(n.taints)
+		isDue, after := r.pace.Due(name, written, w, now)
+		if _, differs := w.Apply(n.taints); written == w && differs {
 			isDue = true // somebody removed one and added another
 		}
 		if isDue {
@@ -198,7 +198,7 @@ func (r *Ranker) due(now time.Time) []*node {
 		}
 	}
 	lower := func(n *node) int {
-		if n.Has.Lower(rank.Of(n.taints)) {
+		if n.Decided.Relaxes(rank.Of(n.taints)) {
 			return 0
 		}
 		return 1
@@ -214,7 +214,7 @@ func (r *Ranker) decide() map[string]rank.Rank {
 		of.FreeCPU = n.cpu - r.Cluster.CPU.used(name)
 		all = append(all, of)
 	}
-	want := rank.Nodes(all, r.Hard)
+	want := rank.Decide(all, r.Hard)
 	r.metrics.show(all, want)
 	return want
 }
@@ -229,8 +229,8 @@ func (r *Ranker) after(now time.Time, d time.Duration) {
 // taint writes the rank of a node. If its taints aren't those that were read any more, an event has
 // come or will come, and the write is tried again soon.
 func (r *Ranker) taint(ctx context.Context, n *node) error {
-	taints, _ := n.Has.Apply(n.taints)
-	_, err := r.Writes.Do("ranks/"+n.Name, fmt.Sprint(n.Has.Taints, n.Has.Hard), func() error { return replaceTaints(ctx, r.Nodes, n.Name, n.taints, taints) })
+	taints, _ := n.Decided.Apply(n.taints)
+	_, err := r.Writes.Do("ranks/"+n.Name, fmt.Sprint(n.Decided.Taints, n.Decided.Hard), func() error { return replaceTaints(ctx, r.Nodes, n.Name, n.taints, taints) })
 	switch {
 	case apierrors.IsInvalid(err) || apierrors.IsConflict(err):
 		klog.FromContext(ctx).V(2).Info("A node's taints have changed; its rank is written later", "node", n.Name)
@@ -239,7 +239,7 @@ func (r *Ranker) taint(ctx context.Context, n *node) error {
 	case apierrors.IsNotFound(err):
 		return nil
 	case err == nil:
-		klog.FromContext(ctx).V(2).Info("Changed the node's rank", "node", n.Name, "rank", n.Has.String())
+		klog.FromContext(ctx).V(2).Info("Changed the node's rank", "node", n.Name, "rank", n.Decided.String())
 		r.pace.Forget(n.Name)
 		n.replaced = ""
 		if cached, ok := r.cached(n.Name); ok && slices.EqualFunc(cached.Spec.Taints, n.taints, sameTaint) {
