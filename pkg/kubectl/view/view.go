@@ -18,7 +18,7 @@ type Node struct {
 	Name string `json:"name"`
 	// DriverVersion is NVIDIA's, empty where the node's plugin reported none.
 	DriverVersion string `json:"driverVersion,omitempty"`
-	// Rank is how little the scheduler should like the node: "rank 1" to "rank 4", "reserve" or
+	// Rank is how little the scheduler should like the node: "rank 1", "rank 2", "rank 4", "reserve" or
 	// "hard reserve"; absent for a node without such taints, and where Nodes can't be read.
 	Rank string `json:"rank,omitempty"`
 	// Problems are sentences about the node: why it offers nothing, say.

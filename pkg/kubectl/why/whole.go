@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
@@ -24,24 +26,36 @@ func wholeNodes(pod *corev1.Pod, waiting []*resourceapi.ResourceClaim, o fit.Obj
 	if most < 2 || asked(waiting, most) < most {
 		return nil
 	}
-	all, free := 0, 0
-	ranks := make(map[string]int) // of those that are free
+	nodes = slices.DeleteFunc(nodes, func(n view.Node) bool { return len(n.GPUs) < most })
+	free, reserved, hard := 0, 0, 0
 	for _, n := range nodes {
-		if len(n.GPUs) < most {
+		if slices.ContainsFunc(n.GPUs, unavailable) {
 			continue
 		}
-		all++
-		if !slices.ContainsFunc(n.GPUs, func(g view.GPU) bool { return len(g.Uses) > 0 || len(g.Taints) > 0 || !g.Offered }) {
-			free++
-			ranks[n.Rank]++
+		free++
+		switch r := rankOf(n.Name, o.Nodes); {
+		case r.Hard:
+			hard++
+		case r.Reserve():
+			reserved++
 		}
 	}
-	soft, hard := ranks[rank.Rank{Taints: rank.Most}.String()], ranks[rank.Rank{Hard: true}.String()]
-	text := fmt.Sprintf("It needs %d GPUs of one node: of %d such nodes, %d are wholly free, %d of these in the reserve", most, all, free, soft+hard)
+	text := fmt.Sprintf("It needs %d GPUs of one node: of %d such nodes, %d are wholly free, %d of these in the reserve", most, len(nodes), free, reserved+hard)
 	if hard > 0 && !toleratesReserve(pod) {
 		text += fmt.Sprintf("; %d take only pods that tolerate %s", hard, rank.ReserveKey)
 	}
 	return []string{text + "."}
+}
+
+// unavailable reports whether no pod could have the whole GPU now.
+func unavailable(g view.GPU) bool { return len(g.Uses) > 0 || len(g.Taints) > 0 || !g.Offered }
+
+func rankOf(node string, nodes []corev1.Node) rank.Rank {
+	i := slices.IndexFunc(nodes, func(n corev1.Node) bool { return n.Name == node })
+	if i < 0 {
+		return rank.Rank{}
+	}
+	return rank.Of(nodes[i].Spec.Taints)
 }
 
 // asked counts the whole GPUs that claims ask for by the chart's class. All of a node's are most.
@@ -61,8 +75,9 @@ func asked(waiting []*resourceapi.ResourceClaim, most int) int {
 	return n
 }
 
+// toleratesReserve reports whether the pod may be placed on nodes of the hard reserve.
 func toleratesReserve(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool {
-		return (t.Key == rank.ReserveKey || t.Key == "") && t.Operator == corev1.TolerationOpExists && (t.Effect == "" || t.Effect == corev1.TaintEffectNoSchedule)
-	})
+	taints, _ := rank.Rank{Hard: true}.Apply(nil)
+	_, kept := corev1helpers.FindMatchingUntoleratedTaint(logr.Discard(), taints, pod.Spec.Tolerations, nil, false)
+	return !kept
 }

@@ -21,7 +21,7 @@ func TestWholeNodes(t *testing.T) {
 	for i, c := range []struct {
 		gpus int
 		rank rank.Rank
-	}{{4, rank.Rank{Taints: 2}}, {4, rank.Rank{Taints: rank.Most}}, {4, rank.Rank{Taints: rank.Most, Hard: true}}, {2, rank.Rank{}}} {
+	}{{4, rank.Rank{Taints: 2}}, {4, rank.Rank{Taints: rank.ReserveTaints}}, {4, rank.Rank{Taints: rank.ReserveTaints, Hard: true}}, {2, rank.Rank{}}} {
 		name := fmt.Sprintf("n%d", i)
 		taints, _ := c.rank.Apply(nil)
 		o.Nodes = append(o.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{Taints: taints}})
@@ -45,6 +45,7 @@ func TestWholeNodes(t *testing.T) {
 	}
 	const counts = "It needs 4 GPUs of one node: of 3 such nodes, 2 are wholly free, 2 of these in the reserve"
 	tolerates := &corev1.Pod{Spec: corev1.PodSpec{Tolerations: []corev1.Toleration{{Key: rank.ReserveKey, Operator: corev1.TolerationOpExists}}}}
+	named := &corev1.Pod{Spec: corev1.PodSpec{Tolerations: []corev1.Toleration{{Key: rank.ReserveKey, Effect: corev1.TaintEffectNoSchedule}}}} // operator Equal, value ""
 	for _, c := range []struct {
 		pod  *corev1.Pod
 		asks resourceapi.ExactDeviceRequest
@@ -53,6 +54,7 @@ func TestWholeNodes(t *testing.T) {
 		{&corev1.Pod{}, resourceapi.ExactDeviceRequest{Count: 3}, nil},
 		{&corev1.Pod{}, resourceapi.ExactDeviceRequest{Count: 4}, []string{counts + "; 1 take only pods that tolerate gpu.tessera.dev/reserve."}},
 		{tolerates, resourceapi.ExactDeviceRequest{Count: 4}, []string{counts + "."}},
+		{named, resourceapi.ExactDeviceRequest{Count: 4}, []string{counts + "."}},
 		{tolerates, resourceapi.ExactDeviceRequest{AllocationMode: resourceapi.DeviceAllocationModeAll}, []string{counts + "."}},
 	} {
 		if diff := cmp.Diff(c.want, wholeNodes(c.pod, asks(c.asks), o)); diff != "" {
