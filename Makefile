@@ -112,15 +112,15 @@ test-all: cluster-build ## Run every test and every longer check; what has passe
 	GO='$(GO)' hack/test-all.sh
 
 .PHONY: allocators
-allocators: prepare ## Play claims with the allocators of all Kubernetes releases, 2 minutes (STATES=10000 SEED=0; UPDATE=1: write docs/allocators.md)
+allocators: prepare ## Play claims with the allocators of all Kubernetes releases, 2 minutes (STATES=10000 SEED=0; UPDATE=1: write docs/user/allocators.md)
 	$(GO) test -tags allocators -count 1 -timeout 30m ./test/allocators -states $(STATES) -seed $(SEED) $(if $(UPDATE),-update)
 
 .PHONY: matrix
-matrix: prepare ## Run a story of every feature on every Kubernetes version, and write docs/compatibility.md (hours; ONLY=1.33-on STORIES=one-gpu; can be resumed). Needs root
+matrix: prepare ## Run a story of every feature on every Kubernetes version, and write docs/user/compatibility.md (hours; ONLY=1.33-on STORIES=one-gpu; can be resumed). Needs root
 	$(GO) run ./test/matrix -only '$(ONLY)' -stories '$(STORIES)'
 
 .PHONY: platforms
-platforms: prepare ## Run a story on clusters that imitate each platform (GKE, OpenShift, Talos …), and write docs/platforms.md (an hour; ONLY=gke-cos; can be resumed). Needs root
+platforms: prepare ## Run a story on clusters that imitate each platform (GKE, OpenShift, Talos …), and write docs/user/platforms.md (an hour; ONLY=gke-cos; can be resumed). Needs root
 	$(GO) run ./test/platforms -only '$(ONLY)'
 
 .PHONY: fuzz

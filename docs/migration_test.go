@@ -17,10 +17,10 @@ import (
 )
 
 // TestMigrationManifests checks that every manifest and every values file of
-// migration.md is part of one that runs: in a story or in the demo. Blocks that
+// user/migrate.md is part of one that runs: in a story or in the demo. Blocks that
 // begin with "```yaml before" are those of other programs.
 func TestMigrationManifests(t *testing.T) {
-	page, err := os.ReadFile("migration.md")
+	page, err := os.ReadFile("user/migrate.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func TestMigrationManifests(t *testing.T) {
 		t.Fatalf("found only %d blocks on the page", len(blocks))
 	}
 	for _, block := range blocks {
-		for _, want := range parse(t, "migration.md", []byte(block[1])) {
+		for _, want := range parse(t, "user/migrate.md", []byte(block[1])) {
 			if !isPartOfAny(want, run) {
 				t.Errorf("no story and no file of the demo has this manifest: correct the page, or add it to a story\n%s", block[1])
 			}

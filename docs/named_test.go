@@ -11,7 +11,7 @@ import (
 
 // TestNamedTests checks that the tests which pages name exist.
 func TestNamedTests(t *testing.T) {
-	for page, atLeast := range map[string]int{"security.md": 20, "dev/reliability.md": 60} {
+	for page, atLeast := range map[string]int{"user/security.md": 20, "dev/reliability.md": 60} {
 		t.Run(page, func(t *testing.T) { checkNamed(t, page, atLeast) })
 	}
 }

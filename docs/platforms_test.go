@@ -9,8 +9,8 @@ import (
 	"github.com/tessera-dra/tessera/sim/cluster/platform"
 )
 
-// TestPlatformsPage checks that docs/platforms.md has, for each platform that a local cluster
-// imitates, the commands that its story runs, those that it can't run, why Tessera can't work
+// TestPlatformsPage checks that docs/user/platforms.md has, for each platform that a local
+// cluster imitates, the commands that its story runs, those that it can't run, why Tessera can't work
 // there, and a link to its profile.
 func TestPlatformsPage(t *testing.T) {
 	sections := platformSections(t)
@@ -32,7 +32,7 @@ func TestPlatformsPage(t *testing.T) {
 			t.Errorf("%s: the page doesn't have these lines as a block:\n%s", name, p.Use.Setup)
 		}
 		text := oneLine(section)
-		for what, want := range map[string]string{"why Tessera can't work there": p.Use.Cannot, "a link to the profile": "(../sim/cluster/platform/profiles/" + name + ".yaml)"} {
+		for what, want := range map[string]string{"why Tessera can't work there": p.Use.Cannot, "a link to the profile": "(../../sim/cluster/platform/profiles/" + name + ".yaml)"} {
 			if !strings.Contains(text, oneLine(want)) {
 				t.Errorf("%s: the page lacks %s: %s", name, what, want)
 			}
@@ -49,7 +49,7 @@ func TestPlatformsPage(t *testing.T) {
 // and perhaps those of others, to the next such line.
 func platformSections(t *testing.T) map[string]string {
 	t.Helper()
-	page, err := os.ReadFile("platforms.md")
+	page, err := os.ReadFile("user/platforms.md")
 	if err != nil {
 		t.Fatal(err)
 	}

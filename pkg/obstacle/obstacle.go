@@ -3,7 +3,7 @@
 // claim doesn't release the devices that they need. Each obstacle has a part of the text by
 // which users meet it, whose failure it is, how it ends, and what to do.
 //
-// It is data. kubectl gpu why explains errors by it, and a table of docs/troubleshooting.md is
+// It is data. kubectl gpu why explains errors by it, and a table of docs/user/troubleshoot.md is
 // made of it. A test compares it with the texts of errors in the sources.
 package obstacle
 
@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-//go:generate go run ./gen ../../docs/troubleshooting.md
+//go:generate go run ./gen ../../docs/user/troubleshoot.md
 
 // Class is whose failure an obstacle is.
 type Class string

@@ -53,7 +53,7 @@ func pods() []Obstacle {
 			Foreign: true,
 			Texts:   []string{"error creating device nodes: mount src=/dev/"},
 			Means:   "the pod has a user namespace (`hostUsers: false`), and the device node that the message names isn't in the host's /dev",
-			Do:      "Leave `hostUsers` out, or make the node on the host, as docs/security.md says about user namespaces.",
+			Do:      "Leave `hostUsers` out, or make the node on the host, as docs/user/security.md says about user namespaces.",
 		},
 	}
 }

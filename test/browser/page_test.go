@@ -22,7 +22,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
-var pictures = flag.String("pictures", "", "directory to write the pictures of docs/observing.md to")
+var pictures = flag.String("pictures", "", "directory to write the pictures of docs/user/operate.md to")
 
 // picture writes a picture, if they are wanted.
 func (p *tab) picture(name string) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests the page of `kubectl gpu web` in Chromium, which is installed by apt if it isn't
-# there. With PICTURES, also writes the pictures of docs/observing.md to that directory;
+# there. With PICTURES, also writes the pictures of docs/user/operate.md to that directory;
 # these want the font Inter.
 #
 # usage: test/browser/run.sh [ARGUMENT OF go test ...]

@@ -32,7 +32,7 @@ import (
 var platformName = flag.String("platform", "", "the platform whose story TestPlatform runs; localcluster platforms lists them")
 
 // TestPlatform runs the story of a platform: its parts, one after the other, on a cluster
-// that imitates it. The chart is installed as docs/platforms.md says.
+// that imitates it. The chart is installed as docs/user/platforms.md says.
 func TestPlatform(t *testing.T) {
 	if *platformName == "" {
 		t.Skip("no -platform: make platforms runs this for each")
@@ -138,7 +138,7 @@ func nodeDirs(p *platform.Platform) (dataDir, cdiDir string, err error) {
 
 // partCommands are the commands of stories, and these:
 //
-//	install             what docs/platforms.md says for the platform, up to helm install
+//	install             what docs/user/platforms.md says for the platform, up to helm install
 //	upgrade [FLAG...]   helm upgrade with the same values and these
 //	refused             install, where it can't work: what the user reads says why
 func partCommands(s *stack.Stack, p *platform.Platform) map[string]func(*testscript.TestScript, bool, []string) {

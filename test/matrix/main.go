@@ -1,5 +1,5 @@
 // Command matrix runs the stories of each feature on real clusters of every
-// Kubernetes version and writes the outcomes to docs/compatibility.md.
+// Kubernetes version and writes the outcomes to docs/user/compatibility.md.
 // Stories that have passed for the same files of the tree aren't run again, so that
 // a run that was interrupted goes on.
 package main
@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	page = "docs/compatibility.md"
+	page = "docs/user/compatibility.md"
 	// recorded has the results of which the page is made.
-	recorded  = "docs/compatibility.json"
+	recorded  = "docs/user/compatibility.json"
 	passedDir = "_output/matrix"
 )
 

@@ -116,7 +116,7 @@ func (n *notes) String() string {
 func needs(results map[string]outcome.Result) string {
 	for _, c := range columns() {
 		if c.kind() != "others" && results[c.id()] == nil {
-			return "See [docs/compatibility.md](docs/compatibility.md): not every version has run yet.\n"
+			return "See [docs/user/compatibility.md](docs/user/compatibility.md): not every version has run yet.\n"
 		}
 	}
 	var b strings.Builder

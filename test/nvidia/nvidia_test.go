@@ -146,13 +146,13 @@ func TestLabels(t *testing.T) {
 			t.Errorf("%s: Tessera writes %q, GPU Feature Discovery %q", key, value, theirs[key])
 		}
 	}
-	page, err := os.ReadFile("../../docs/migration.md")
+	page, err := os.ReadFile("../../docs/user/migrate.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for key := range theirs {
 		if _, has := ours[key]; !has && !strings.Contains(string(page), "`"+key+"`") {
-			t.Errorf("GPU Feature Discovery writes %s, Tessera doesn't, and docs/migration.md doesn't say so", key)
+			t.Errorf("GPU Feature Discovery writes %s, Tessera doesn't, and docs/user/migrate.md doesn't say so", key)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // Command platforms runs the story of each platform on a cluster that imitates it, and writes
-// the outcomes to docs/platforms.md. Platforms whose parts have all passed for the same files of
-// the tree aren't run again, so that a run that was interrupted goes on with the next platform.
+// the outcomes to docs/user/platforms.md. Platforms whose parts have all passed for the same files
+// of the tree aren't run again, so that a run that was interrupted goes on with the next platform.
 package main
 
 import (
@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	page = "docs/platforms.md"
+	page = "docs/user/platforms.md"
 	// recorded has the results of which the page is made.
-	recorded  = "docs/platforms.json"
+	recorded  = "docs/user/platforms.json"
 	passedDir = "_output/platforms"
 )
 

@@ -15,7 +15,7 @@ import (
 )
 
 // strictExamples checks that the pods of all examples, with the lines that
-// docs/security.md adds, are admitted by the Pod Security Standard "restricted".
+// docs/user/security.md adds, are admitted by the Pod Security Standard "restricted".
 func strictExamples(t *testing.T, s *server) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: "strict", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"},
@@ -23,14 +23,14 @@ func strictExamples(t *testing.T, s *server) {
 	if err := s.admin.Create(t.Context(), namespace); err != nil {
 		t.Fatal(err)
 	}
-	_, section, found := strings.Cut(read(t, "../../../docs/security.md"), "\n## Strict pods\n")
+	_, section, found := strings.Cut(read(t, "../../../docs/user/security.md"), "\n## Strict pods\n")
 	blocks := yamlBlocks(section)
 	if !found || len(blocks) == 0 {
-		t.Fatal("docs/security.md has no manifest of a strict pod")
+		t.Fatal("docs/user/security.md has no manifest of a strict pod")
 	}
-	lines := podsIn(t, "docs/security.md", blocks[0])
+	lines := podsIn(t, "docs/user/security.md", blocks[0])
 	if len(lines) != 1 {
-		t.Fatalf("docs/security.md has %d strict pods", len(lines))
+		t.Fatalf("docs/user/security.md has %d strict pods", len(lines))
 	}
 	strict := lines[0].Spec
 	pods := examples(t)
@@ -40,14 +40,14 @@ func strictExamples(t *testing.T, s *server) {
 	for _, pod := range pods {
 		plain := pod.DeepCopy()
 		if err := s.admin.Create(t.Context(), plain, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "violates PodSecurity") {
-			t.Errorf("%s: docs/security.md says that examples leave lines out, but this one is admitted without them: %v", pod.Annotations["from"], err)
+			t.Errorf("%s: docs/user/security.md says that examples leave lines out, but this one is admitted without them: %v", pod.Annotations["from"], err)
 		}
 		pod.Spec.SecurityContext = strict.SecurityContext
 		for i := range pod.Spec.Containers {
 			pod.Spec.Containers[i].SecurityContext = strict.Containers[0].SecurityContext
 		}
 		if err := s.admin.Create(t.Context(), &pod, client.DryRunAll); err != nil {
-			t.Errorf("%s: with the lines of docs/security.md: %v", pod.Annotations["from"], err)
+			t.Errorf("%s: with the lines of docs/user/security.md: %v", pod.Annotations["from"], err)
 		}
 	}
 }
@@ -56,7 +56,7 @@ func strictExamples(t *testing.T, s *server) {
 func examples(t *testing.T) []corev1.Pod {
 	t.Helper()
 	var pods []corev1.Pod
-	for _, pattern := range []string{"README.md", "docs/*.md", "demo/*/*.yaml", "demo/*/*/*.yaml"} {
+	for _, pattern := range []string{"README.md", "docs/user/*.md", "demo/*/*.yaml", "demo/*/*/*.yaml"} {
 		files, err := filepath.Glob(filepath.Join("../../..", pattern))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no file matches %s: %v", pattern, err)
@@ -67,7 +67,7 @@ func examples(t *testing.T) []corev1.Pod {
 				blocks = yamlBlocks(blocks[0])
 			}
 			for _, block := range blocks {
-				if strings.HasSuffix(file, "docs/security.md") {
+				if strings.HasSuffix(file, "docs/user/security.md") {
 					continue
 				}
 				pods = append(pods, podsIn(t, file, block)...)

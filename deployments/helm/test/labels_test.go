@@ -93,7 +93,7 @@ func notesOnLabels(t *testing.T, s *server) {
 	if err != nil {
 		t.Fatalf("helm upgrade --dry-run=server: %v\n%s", err, out)
 	}
-	page, err := os.ReadFile("../../../docs/configuration.md")
+	page, err := os.ReadFile("../../../docs/user/install.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,12 +64,12 @@ func TestMonitoringObjects(t *testing.T) {
 	}
 }
 
-// Queries name metrics of docs/metrics.md, and such as rules record. (The long check
+// Queries name metrics of docs/user/metrics.md, and such as rules record. (The long check
 // prometheus runs the queries.)
 func TestMonitoringMetrics(t *testing.T) {
 	metric := regexp.MustCompile(`\b(?:[a-z]+:)?tessera_\w+(?::\w+)?`)
 	known := map[string]bool{}
-	for _, name := range metric.FindAllString(read(t, "../../../docs/metrics.md"), -1) {
+	for _, name := range metric.FindAllString(read(t, "../../../docs/user/metrics.md"), -1) {
 		known[name] = true
 	}
 	rules := read(t, rulesFile)
@@ -115,17 +115,17 @@ func TestMonitoringConditions(t *testing.T) {
 
 // Each alert leads to instructions.
 func TestAlertsAreDocumented(t *testing.T) {
-	page := read(t, "../../../docs/monitoring.md")
+	page := read(t, "../../../docs/user/monitor.md")
 	alerts := regexp.MustCompile(`(?s)- alert: (\w+)\n.*?runbook_url: (\S+)`).FindAllStringSubmatch(read(t, rulesFile), -1)
 	if len(alerts) < 5 {
 		t.Fatalf("found only the alerts %v", alerts)
 	}
 	for _, m := range alerts {
-		if want := "https://github.com/tessera-dra/tessera/blob/main/docs/monitoring.md#" + strings.ToLower(m[1]); m[2] != want {
+		if want := "https://github.com/tessera-dra/tessera/blob/main/docs/user/monitor.md#" + strings.ToLower(m[1]); m[2] != want {
 			t.Errorf("%s: runbook_url %s, want %s", m[1], m[2], want)
 		}
 		if !strings.Contains(page, "\n### "+m[1]+"\n") {
-			t.Errorf("docs/monitoring.md has no section about %s", m[1])
+			t.Errorf("docs/user/monitor.md has no section about %s", m[1])
 		}
 	}
 }

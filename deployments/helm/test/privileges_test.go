@@ -75,7 +75,7 @@ func TestPrivileges(t *testing.T) {
 		}
 	}
 	if diff := gocmp.Diff(want, got); diff != "" {
-		t.Errorf("give the reason in the template, and in docs/security.md (-want +got):\n%s", diff)
+		t.Errorf("give the reason in the template, and in docs/user/security.md (-want +got):\n%s", diff)
 	}
 }
 

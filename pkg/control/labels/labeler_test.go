@@ -117,7 +117,7 @@ func label(t *testing.T, api client.Client, node, key, value string) {
 // TestLabelsOfGPUFeatureDiscovery: each label of GPU Feature Discovery (NVIDIA/k8s-device-plugin,
 // internal/lm and docs/gfd_labels.md) is written here, or the page about migration names it.
 func TestLabelsOfGPUFeatureDiscovery(t *testing.T) {
-	page, err := os.ReadFile("../../../docs/migration.md")
+	page, err := os.ReadFile("../../../docs/user/migrate.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,12 +136,12 @@ func TestLabelsOfGPUFeatureDiscovery(t *testing.T) {
 		"vgpu.host-driver-branch", "gfd.timestamp",
 	} {
 		if !slices.Contains(keys(), key) && !strings.Contains(section, "`"+prefix+key) {
-			t.Errorf("%s%s isn't written, and docs/migration.md doesn't say what to select by instead", prefix, key)
+			t.Errorf("%s%s isn't written, and docs/user/migrate.md doesn't say what to select by instead", prefix, key)
 		}
 	}
 	for _, ending := range []string{"`-SHARED`", "`-MIG-1g.10gb`"} {
 		if !strings.Contains(section, "`"+prefix+"gpu.product` that ends in "+ending) {
-			t.Errorf("docs/migration.md doesn't say what to do about products that end in %s", ending)
+			t.Errorf("docs/user/migrate.md doesn't say what to do about products that end in %s", ending)
 		}
 	}
 }

@@ -117,4 +117,4 @@ func ReadFile(name string, in io.Reader) ([]byte, error) {
 }
 
 // Documents is where users can open the project's documents.
-const Documents = "https://github.com/tessera-dra/tessera/blob/main/docs/"
+const Documents = "https://github.com/tessera-dra/tessera/blob/main/docs/user/"

@@ -27,7 +27,7 @@ func TestUnknownKinds(t *testing.T) {
 
 // TestQuickStart checks that fits finds the claims in a manifest that has other kinds, too.
 func TestQuickStart(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/sharing.md")
+	text, err := os.ReadFile("../../../docs/user/sharing.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -96,7 +96,7 @@ func (s *start) pluginAway() (Explanation, bool) {
 			Change: "If it stays so for a minute, look at the log of the plugin's pod on the node.",
 		}, true
 	case ready.Status != metav1.ConditionTrue:
-		change := "What that means, and what to do: " + cluster.Documents + "troubleshooting.md#a-nodes-gpuinventory-is-not-ready"
+		change := "What that means, and what to do: " + cluster.Documents + "troubleshoot.md#a-nodes-gpuinventory-is-not-ready"
 		if ready.Reason == v1alpha1.ReasonPluginSilent {
 			change = "Look at the plugin's pod on the node and at the kubelet. The kubelet prepares the claims when the plugin is back."
 		}
@@ -137,7 +137,7 @@ func (s *start) kubeletsWord() (Explanation, bool) {
 	}
 	return Explanation{
 		Waits: true, Text: fmt.Sprintf("Node %s can't prepare %s, %s: %s", s.pod.Spec.NodeName, what, tried, sentence(message)),
-		Change: s.remedy(message, "The kubelet tries again after 60 to 90 seconds. What messages mean: "+cluster.Documents+"troubleshooting.md#a-pod-with-a-claim-does-not-start"),
+		Change: s.remedy(message, "The kubelet tries again after 60 to 90 seconds. What messages mean: "+cluster.Documents+"troubleshoot.md#a-pod-with-a-claim-does-not-start"),
 	}, true
 }
 

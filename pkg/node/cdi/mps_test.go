@@ -113,7 +113,7 @@ func TestContainerOfAShare(t *testing.T) {
 }
 
 // TestLimitsInThePodsEnvironment checks that the limits of a share replace those in the
-// pod's own environment, smaller ones too, and that the others stay (docs/sharing.md).
+// pod's own environment, smaller ones too, and that the others stay (docs/user/sharing.md).
 func TestLimitsInThePodsEnvironment(t *testing.T) {
 	const threads, memory = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="
 	for name, tc := range map[string]struct {
@@ -139,7 +139,7 @@ func TestLimitsInThePodsEnvironment(t *testing.T) {
 
 // TestPodsOwnVolumes checks what the claim's mounts replace: the pod's volume at the
 // daemon's directory, and, where MPS keeps files there, the one at /dev/shm
-// (docs/sharing.md).
+// (docs/user/sharing.md).
 func TestPodsOwnVolumes(t *testing.T) {
 	for name, withShm := range map[string]bool{"driver 580 and later": false, "earlier drivers": true} {
 		t.Run(name, func(t *testing.T) {
@@ -173,7 +173,7 @@ func TestPodsOwnVolumes(t *testing.T) {
 
 // TestTwoDaemonsInOneContainer checks that a container with two claims that have MPS gets
 // both GPUs' nodes, and the directory and limits of the claim that comes last
-// (docs/sharing.md).
+// (docs/user/sharing.md).
 func TestTwoDaemonsInOneContainer(t *testing.T) {
 	s, driver, dir := shared(t)
 	first, second := daemonDir(t, "first/pipe"), daemonDir(t, "second/pipe")

@@ -17,7 +17,7 @@ import (
 // devices: the facts that the claim's status has, for all kinds of devices, and the
 // GPU's own. Attributes that ResourceSlices have too have the same names and values
 // there, except uuid: here it is always that by which CUDA and NVML find the device.
-// What isn't known is left out. docs/observing.md lists the attributes for users.
+// What isn't known is left out. docs/user/operate.md lists the attributes for users.
 func Metadata(node gpu.Node, realized *holding.Realized, h holding.Holding) *kubeletplugin.DeviceMetadata {
 	a := attributes{}
 	a.model(node, h.GPU)
