@@ -54,24 +54,21 @@ func writeMetadata(path string, data []byte, mode os.FileMode) error {
 
 const tempSuffix = ".tmp"
 
-// tidyMetadata removes files about devices of claims that aren't on this node any more:
+// removeStaleMetadata removes files about devices of claims that aren't on this node any more:
 // of one that was unprepared while metadata was off, and of a prepare that ended together
 // with the claim's unprepare. It is for the start, while nothing is prepared.
-func (p *Plugin) tidyMetadata(ctx context.Context) {
+func (p *Plugin) removeStaleMetadata(ctx context.Context) {
 	claims := p.cfg.Journal.Claims()
-	err := errors.Join(p.tidySpecs(claims), p.tidyFiles(claims))
+	err := errors.Join(p.removeStaleSpecs(claims), p.removeStaleFiles(claims))
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Files about devices of claims that have ended stay on this node", "node", p.cfg.Pool)
 	}
 }
 
-// tidySpecs removes the CDI specifications.
-func (p *Plugin) tidySpecs(claims holding.Claims) error {
+// removeStaleSpecs removes the CDI specifications of claims that have ended.
+func (p *Plugin) removeStaleSpecs(claims holding.Claims) error {
 	prefix := p.cfg.Driver + "_metadata_"
-	entries, err := os.ReadDir(p.cfg.CDIDir)
-	if err != nil {
-		return ignoreMissing(err)
-	}
+	entries, err := entriesOf(p.cfg.CDIDir)
 	for _, e := range entries {
 		uid, ours := strings.CutPrefix(strings.TrimPrefix(e.Name(), "."), prefix)
 		uid, _, _ = strings.Cut(uid, "_")
@@ -83,17 +80,14 @@ func (p *Plugin) tidySpecs(claims holding.Claims) error {
 	return err
 }
 
-// tidyFiles removes the directories of claims. A claim whose record can't be read may have
-// any.
-func (p *Plugin) tidyFiles(claims holding.Claims) error {
+// removeStaleFiles removes the directories of claims that have ended. A claim whose record
+// can't be read may have any.
+func (p *Plugin) removeStaleFiles(claims holding.Claims) error {
 	if len(claims.Unreadable()) > 0 {
 		return nil
 	}
 	root := MetadataDirectory(p.cfg.Root, p.cfg.Driver)
-	entries, err := os.ReadDir(root)
-	if err != nil {
-		return ignoreMissing(err)
-	}
+	entries, err := entriesOf(root)
 	for _, e := range entries {
 		isOf := func(c holding.Claim) bool { return c.Namespace+"_"+c.Name == e.Name() }
 		if !slices.ContainsFunc(claims, isOf) {
@@ -103,9 +97,11 @@ func (p *Plugin) tidyFiles(claims holding.Claims) error {
 	return err
 }
 
-func ignoreMissing(err error) error {
+// entriesOf lists a directory; one that doesn't exist has no entries.
+func entriesOf(dir string) ([]os.DirEntry, error) {
+	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
-	return err
+	return entries, err
 }
