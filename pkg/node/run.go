@@ -355,7 +355,7 @@ func (p *plugin) cleanUp(ctx context.Context) error {
 		logger.Info("Leaving what prepared claims need on the host", "node", p.cfg.NodeName, "claims", n)
 		return nil
 	}
-	err := errors.Join(p.specs.RemoveCommon(), healthmonitor.ForgetHealthy(p.journal), p.journal.DeleteSeen(), journal.RemoveEmpty(p.dir.Journal()), p.dir.Clean())
+	err := errors.Join(p.specs.RemoveCommon(), healthmonitor.ForgetHealthy(p.journal), p.journal.DeleteSeen(), journal.RemoveEmpty(p.dir.Journal()), p.dir.Clean(), p.kubelet.RemoveStaleMetadata())
 	if err != nil {
 		return fmt.Errorf("clean up on the host: %w", err)
 	}

@@ -2,6 +2,7 @@ package kubelet_test
 
 import (
 	"encoding/json"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -53,8 +54,8 @@ func TestMetadata(t *testing.T) {
 			t.Fatal(err)
 		}
 		all := filesBelow(t, cdi, data)
-		if len(all) != 2 {
-			t.Fatalf("got files %v, want a specification and what it mounts", all)
+		if len(all) != 3 {
+			t.Fatalf("got files %v, want a specification, its copy and what it mounts", all)
 		}
 		if spec, err = os.ReadFile(all[0]); err != nil {
 			t.Fatal(err)
@@ -127,8 +128,9 @@ func TestMetadataOff(t *testing.T) {
 	}
 }
 
-// TestMetadataOfEndedClaims: a plugin that starts removes the files of claims that it has no
-// record of, which were unprepared by one without metadata, and keeps all others.
+// TestMetadataOfEndedClaims: a plugin that starts, and one that has ended, removes the files of
+// claims that it has no record of, which were unprepared by one without metadata, and keeps
+// all others.
 func TestMetadataOfEndedClaims(t *testing.T) {
 	root := kubeletRoot(t)
 	cdi, data := filepath.Join(root, "cdi"), kubelet.MetadataDirectory(root, driver)
@@ -137,22 +139,113 @@ func TestMetadataOfEndedClaims(t *testing.T) {
 		filepath.Join(cdi, "nic.example.com_metadata_gone_nic.json"),
 		filepath.Join(data, "default_training", "gpu", "metadata.json"),
 	}
-	for _, path := range slices.Concat(kept, []string{
-		filepath.Join(cdi, "gpu.nvidia.com_metadata_gone_gpu.json"),
-		filepath.Join(cdi, ".gpu.nvidia.com_metadata_training_gpu.json.17.tmp"),
-		filepath.Join(data, "default_gone", "gpu", "metadata.json"),
-	}) {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	slices.Sort(kept)
+	create := func() {
+		for _, path := range slices.Concat(kept, []string{
+			filepath.Join(cdi, "gpu.nvidia.com_metadata_gone_gpu.json"),
+			filepath.Join(cdi, ".gpu.nvidia.com_metadata_training_gpu.json.17.tmp"),
+			filepath.Join(data, "default_gone", "gpu", "metadata.json"),
+		}) {
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if f, err := os.Create(path); err != nil || f.Close() != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	check := func(when string) {
+		if diff := cmp.Diff(kept, filesBelow(t, cdi, data)); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", when, diff)
+		}
+	}
+	create()
+	f := runWith(t, kubelet.Config{Root: root, CDIDir: cdi, DeviceMetadata: true})
+	f.register(t)
+	check("when it has started")
+	if err := f.stop(); err != nil {
+		t.Fatal(err)
+	}
+	create()
+	if err := f.plugin.RemoveStaleMetadata(); err != nil {
+		t.Fatal(err)
+	}
+	check("when it has ended")
+}
+
+// TestMetadataAfterWipe: somebody empties the CDI directory. The plugin that starts then puts
+// the specifications of prepared claims back: containers that start again need them, and the
+// kubelet doesn't ask.
+func TestMetadataAfterWipe(t *testing.T) {
+	nothing := func(*testing.T, string) {}
+	for name, c := range map[string]struct {
+		off  bool                            // of the plugin that starts then
+		then func(t *testing.T, data string) // what else happens
+		want bool
+	}{
+		"by one with metadata": {then: nothing, want: true},
+		"by one without":       {off: true, then: nothing, want: true},
+		"after a power loss":   {then: truncateAll},
+		"but of no claim that ended": {then: func(t *testing.T, data string) {
+			t.Helper()
+			rename(t, filepath.Join(data, "default_training", "gpu", "gpu.nvidia.com_metadata_training_gpu.json"), "gpu.nvidia.com_metadata_gone_gpu.json")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := kubeletRoot(t)
+			cdi, data := filepath.Join(root, "cdi"), kubelet.MetadataDirectory(root, driver)
+			f := runWith(t, kubelet.Config{Root: root, CDIDir: cdi, DeviceMetadata: true}, "training") // as in the journal
+			f.register(t)
+			request := []*drapbv1.Claim{{Namespace: "default", Name: "training", Uid: "training"}}
+			if _, err := f.service(t).NodePrepareResources(t.Context(), &drapbv1.NodePrepareResourcesRequest{Claims: request}); err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]string{}
+			if c.want {
+				want = contents(t, cdi)
+			}
+			if err := f.stop(); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(os.RemoveAll(cdi), os.Mkdir(cdi, 0o755)); err != nil {
+				t.Fatal(err)
+			}
+			c.then(t, data)
+			f = runWith(t, kubelet.Config{Root: root, CDIDir: cdi, DeviceMetadata: !c.off}, "training")
+			f.register(t)
+			if diff := cmp.Diff(want, contents(t, cdi)); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// contents returns the files below a directory.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, path := range filesBelow(t, dir) {
+		data, err := os.ReadFile(path)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if f, err := os.Create(path); err != nil || f.Close() != nil {
+		all[path] = string(data)
+	}
+	return all
+}
+
+func truncateAll(t *testing.T, dir string) {
+	t.Helper()
+	for _, path := range filesBelow(t, dir) {
+		if err := os.Truncate(path, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	f := runWith(t, kubelet.Config{Root: root, CDIDir: cdi, DeviceMetadata: true})
-	f.register(t)
-	slices.Sort(kept)
-	if diff := cmp.Diff(kept, filesBelow(t, cdi, data)); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+}
+
+func rename(t *testing.T, path, name string) {
+	t.Helper()
+	if err := os.Rename(path, filepath.Join(filepath.Dir(path), name)); err != nil {
+		t.Fatal(err)
 	}
 }

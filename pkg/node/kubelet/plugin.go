@@ -101,7 +101,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		return nil // the successor registers
 	}
 	p.removeDead(ctx)
-	p.removeStaleMetadata(ctx)
+	p.recoverMetadata(ctx)
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer p.EndForwarding()
