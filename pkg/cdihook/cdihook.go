@@ -5,8 +5,9 @@ package cdihook
 
 import "slices"
 
-// separator stands between two hooks. No argument of a hook is called so.
-const separator = "+"
+// separator stands between two hooks. No hook has such an argument. To NVIDIA's own program, which
+// runs the first hook alone, it ends the flags: it would refuse those of other hooks.
+const separator = "--"
 
 // Join returns the arguments, with the program's name first, that run the hooks of both in their
 // order. Both begin with the program's name; the second one's is dropped.

@@ -71,7 +71,7 @@ func TestOneProcessRunsHooks(t *testing.T) {
 	}}
 	mergeHooks(edits)
 	want := []*specs.Hook{
-		hook(created, program, quiet, "create-symlinks", "--link", "a::/b", "+", "enable-cuda-compat", "--host-driver-version=580.1", "+", "update-ldcache", "--folder", "/usr/lib64"),
+		hook(created, program, quiet, "create-symlinks", "--link", "a::/b", "--", "enable-cuda-compat", "--host-driver-version=580.1", "--", "update-ldcache", "--folder", "/usr/lib64"),
 		hook(started, program, quiet, "later"),
 		hook(created, program, quiet, "after that"),
 		hook(created, "/usr/bin/another", quiet, "another program"),
