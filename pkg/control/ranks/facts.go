@@ -14,6 +14,7 @@ import (
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/control/claims"
 	"github.com/tessera-dra/tessera/pkg/control/kinds"
+	"github.com/tessera-dra/tessera/pkg/control/publish"
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/inventory"
 	"github.com/tessera-dra/tessera/pkg/rank"
@@ -85,8 +86,17 @@ func (r *Ranker) count(n *node, inv *v1alpha1.GPUInventory) error {
 	if err != nil {
 		return err
 	}
-	if len(offered.Ours) == 0 || kinds.DriverFails(inv) {
+	before := r.nodes[n.Name]
+	switch {
+	case len(offered.Ours) == 0 || kinds.DriverFails(inv):
 		n.Away = true // its GPUs are unknown
+		return nil
+	case publish.Complete(offered.Ours):
+	case before != nil && before.GPUs > 0: // the pool is being written, slice by slice
+		n.GPUs, n.Free, n.OneClaim = before.GPUs, before.Free, before.OneClaim
+		return nil
+	default:
+		n.Away = true
 		return nil
 	}
 	allocated, err := r.Claims.In(n.Name)
