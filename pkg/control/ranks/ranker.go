@@ -3,7 +3,6 @@ package ranks
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -13,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -58,9 +58,9 @@ const (
 const (
 	// full is how long writes wait that would have been too many at once.
 	full = 100 * time.Millisecond
-	// changed is when a write is tried again that the server refused because the node's taints have
-	// changed. Their event comes earlier, and leads to a write.
-	changed = time.Second
+	// firstRetry is when a write is tried again that failed. If it was because the node's taints
+	// have changed, their event comes earlier.
+	firstRetry = time.Second
 )
 
 // Ranker keeps the taints of all nodes equal to their ranks. Its calls must not overlap.
@@ -68,6 +68,7 @@ type Ranker struct {
 	Config
 	pace    rank.Pace
 	rate    flowcontrol.PassiveRateLimiter
+	retries workqueue.TypedRateLimiter[string] // by node
 	metrics *metrics
 	// nodes are those with GPUs, or with taints of ours; nil before the first call.
 	nodes map[string]*node
@@ -84,13 +85,16 @@ type node struct {
 	// last write, with the taints of before: while it has that one, it doesn't know of the write
 	// yet.
 	version, replaced string
+	// retry is when a write that has failed is tried again, unless the taints change before.
+	retry time.Time
 }
 
 // New returns a Ranker that knows no node yet.
 func New(c Config) *Ranker {
 	return &Ranker{
 		Config: c, pace: rank.Pace{Pause: c.Pause}, metrics: newMetrics(c.Metrics),
-		rate: flowcontrol.NewTokenBucketPassiveRateLimiter(writesPerSecond, writesAtOnce),
+		rate:    flowcontrol.NewTokenBucketPassiveRateLimiter(writesPerSecond, writesAtOnce),
+		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, undone.MaxRetryDelay),
 	}
 }
 
@@ -103,12 +107,12 @@ func (r *Ranker) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	}
 	now := r.Clock.Now()
 	if differs || !r.next.IsZero() && !now.Before(r.next) {
-		err = r.write(ctx, now)
+		r.write(ctx, now)
 	}
 	if r.next.IsZero() {
-		return reconcile.Result{}, err
+		return reconcile.Result{}, nil
 	}
-	return reconcile.Result{RequeueAfter: max(r.next.Sub(now), time.Millisecond)}, err
+	return reconcile.Result{RequeueAfter: max(r.next.Sub(now), time.Millisecond)}, nil
 }
 
 // read reads a node, or all of them the first time: a rank depends on the other nodes. It reports
@@ -136,6 +140,7 @@ func (r *Ranker) readNode(ctx context.Context, name string) (differs bool, err e
 	if !known {
 		delete(r.nodes, name)
 		r.pace.Forget(name)
+		r.retries.Forget(name)
 		return before != nil, nil
 	}
 	switch {
@@ -147,32 +152,45 @@ func (r *Ranker) readNode(ctx context.Context, name string) (differs bool, err e
 		now.Decided = before.Decided
 	}
 	r.nodes[name] = now
-	return before == nil || before.Node != now.Node || !slices.EqualFunc(before.taints, now.taints, sameTaint), nil
+	if before == nil || !slices.EqualFunc(before.taints, now.taints, sameTaint) {
+		return true, nil
+	}
+	now.retry = before.retry
+	return before.Node != now.Node, nil
 }
 
 func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }
 
 // write writes the ranks that differ and are due: first the lower ones, so that nodes in use fill
-// up. It sets when there is something to write next.
-func (r *Ranker) write(ctx context.Context, now time.Time) error {
+// up. It sets when there is something to write next. A node that can't be written waits by itself,
+// and doesn't keep the others.
+func (r *Ranker) write(ctx context.Context, now time.Time) {
 	due := r.due(now)
-	var errs []error
 	for i, n := range due {
 		if !r.rate.TryAccept() {
 			klog.FromContext(ctx).V(4).Info("Ranks wait, because many are written", "nodes", len(due)-i)
 			r.after(now, full)
 			break
 		}
-		left, err := undone.Wait(r.taint(ctx, n))
-		if left > 0 {
-			r.after(now, left)
+		if err := r.taint(ctx, n); err != nil {
+			r.retryLater(ctx, n, err, now)
 		}
-		if err != nil {
-			r.after(now, 0) // the queue's next attempt writes it, though the node is the same then
-		}
-		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+}
+
+// retryLater sets when a write that has failed is tried again. The server says Invalid if the
+// taints aren't those that were read any more, but also if an admission policy refuses the write.
+func (r *Ranker) retryLater(ctx context.Context, n *node, err error, now time.Time) {
+	logger := klog.FromContext(ctx).WithValues("node", n.Name)
+	first := r.retries.NumRequeues(n.Name) == 0
+	left := r.retries.When(n.Name)
+	n.retry = now.Add(left)
+	r.after(now, left)
+	if first && (apierrors.IsInvalid(err) || apierrors.IsConflict(err)) {
+		logger.V(2).Info("A node's rank is written later, because its taints have changed", "reason", err.Error())
+		return
+	}
+	logger.Error(err, "Can't write a node's rank", "nextAttempt", left)
 }
 
 // due decides the ranks of all nodes and returns the nodes whose taints are to be changed now.
@@ -192,9 +210,12 @@ func (r *Ranker) due(now time.Time) []*node {
 			isDue = true // somebody removed one and added another
 		}
 		if isDue {
-			due = append(due, n)
-		} else if after > 0 {
+			after = max(n.retry.Sub(now), r.Writes.Left(n.key(), n.content()))
+		}
+		if after > 0 {
 			r.after(now, after)
+		} else if isDue {
+			due = append(due, n)
 		}
 	}
 	lower := func(n *node) int {
@@ -226,27 +247,29 @@ func (r *Ranker) after(now time.Time, d time.Duration) {
 	}
 }
 
-// taint writes the rank of a node. If its taints aren't those that were read any more, an event has
-// come or will come, and the write is tried again soon.
+// key is what Writes knows the node's taints by, and content what it compares.
+func (n *node) key() string     { return "ranks/" + n.Name }
+func (n *node) content() string { return fmt.Sprint(n.Decided.Taints, n.Decided.Hard) }
+
+// taint writes the rank of a node.
 func (r *Ranker) taint(ctx context.Context, n *node) error {
 	taints, _ := n.Decided.Apply(n.taints)
-	_, err := r.Writes.Do("ranks/"+n.Name, fmt.Sprint(n.Decided.Taints, n.Decided.Hard), func() error { return replaceTaints(ctx, r.Nodes, n.Name, n.taints, taints) })
-	switch {
-	case apierrors.IsInvalid(err) || apierrors.IsConflict(err):
-		klog.FromContext(ctx).V(2).Info("A node's taints have changed; its rank is written later", "node", n.Name)
-		r.after(r.Clock.Now(), changed)
-		return nil
-	case apierrors.IsNotFound(err):
-		return nil
-	case err == nil:
-		klog.FromContext(ctx).V(2).Info("Changed the node's rank", "node", n.Name, "rank", n.Decided.String())
-		r.pace.Forget(n.Name)
-		n.replaced = ""
-		if cached, ok := r.cached(n.Name); ok && slices.EqualFunc(cached.Spec.Taints, n.taints, sameTaint) {
-			n.replaced = cached.ResourceVersion
-		}
-		n.taints = taints
-		r.metrics.writes.Inc()
+	err := replaceTaints(ctx, r.Nodes, n.Name, n.taints, taints)
+	if apierrors.IsNotFound(err) {
+		return nil // the Node is gone
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(2).Info("Changed the node's rank", "node", n.Name, "rank", n.Decided.String())
+	r.Writes.Record(n.key(), n.content())
+	r.retries.Forget(n.Name)
+	r.pace.Forget(n.Name)
+	n.replaced = ""
+	if cached, ok := r.cached(n.Name); ok && slices.EqualFunc(cached.Spec.Taints, n.taints, sameTaint) {
+		n.replaced = cached.ResourceVersion
+	}
+	n.taints = taints
+	r.metrics.writes.Inc()
+	return nil
 }

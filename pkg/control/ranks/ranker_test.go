@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
@@ -363,18 +364,82 @@ func TestManyWrites(t *testing.T) {
 
 // TestFailures: a write that fails is made at the next attempt, and failures are tried and logged
 // a few times a minute.
+// refuse has the server refuse writes of a Node, or of all Nodes: "".
+func (f *fleet) refuse(node string, err error) {
+	f.kube.PrependReactor("patch", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		return err != nil && (node == "" || a.(clienttesting.PatchAction).GetName() == node), nil, err
+	})
+}
+
+// errPolicy is what the server says if an admission policy that gives no reason denies a write.
+var errPolicy = apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "patch", corev1.Resource("nodes"), "", "ValidatingAdmissionPolicy 'theirs' denied request", 0, false)
+
 func TestFailures(t *testing.T) {
-	f := newFleet(t, 8, 8)
-	f.reconcile(0)
-	fails := true
-	f.kube.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) { return fails, nil, controltest.ErrFull })
-	f.clock.Step(pause)
-	if _, err := f.ranker.Reconcile(t.Context(), kinds.Request("n0")); !errors.Is(err, controltest.ErrFull) {
-		t.Errorf("got %v, want %v", err, controltest.ErrFull)
+	for name, failure := range map[string]error{"full disk": controltest.ErrFull, "admission policy": errPolicy} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, 8, 8)
+			f.reconcile(0)
+			f.refuse("", failure)
+			f.clock.Step(pause)
+			controltest.Queue{Reconciler: f.ranker, Clock: f.clock}.MustBeSlow(t, "n0")
+			f.must("writes fail", "0 0", 0)
+			f.kube.ReactionChain = f.kube.ReactionChain[1:]
+			f.must("writes succeed again", "4 6", 30)
+		})
 	}
-	controltest.Queue{Reconciler: f.ranker, Clock: f.clock}.MustBeSlow(t, "n0")
-	fails = false
-	f.must("writes succeed again", "4 6", 0)
+}
+
+// TestRefusedNodeKeepsNoOther: nodes whose writes are refused don't use up the rate.
+func TestRefusedNodeKeepsNoOther(t *testing.T) {
+	f := newFleet(t, 8, 8, 8)
+	f.reconcile(0)
+	f.refuse("n0", errPolicy)
+	f.clock.Step(pause)
+	for range 10 {
+		f.ranker.rate = flowcontrol.NewTokenBucketPassiveRateLimiter(1e-6, 1) // one write at a time
+		f.reconcile(1)
+	}
+	f.must("n0 is refused", "0 4 6", 0)
+}
+
+// TestPoolIsWrittenSliceBySlice: a node whose pool isn't whole keeps its rank, and its place in the
+// reserve.
+func TestPoolIsWrittenSliceBySlice(t *testing.T) {
+	f := newFleet(t, 8, 8, 8)
+	f.hard = 1
+	f.restart()
+	f.reconcile(0)
+	f.must("nothing is used", "4 4 6h", 10)
+	f.pool("n2", 3, 2)
+	f.must("the first slice of two is written", "4 4 6h", 10)
+	f.pool("n2", 8, 1)
+	f.must("the pool is whole", "4 4 6h", 10)
+}
+
+// pool replaces a node's pool by a slice of some GPUs, of so many slices.
+func (f *fleet) pool(node string, gpus int, slices int64) {
+	f.t.Helper()
+	all := draclient.New(f.kube).ResourceSlices()
+	s, err := all.Get(f.t.Context(), node, metav1.GetOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	s.Spec.Devices = nil
+	for g := range gpus {
+		s.Spec.Devices = append(s.Spec.Devices, resourceapi.Device{Name: device(g)})
+	}
+	s.Spec.Pool.Generation++
+	s.Spec.Pool.ResourceSliceCount = slices
+	if _, err := all.Update(f.t.Context(), s, metav1.UpdateOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
+	err = wait.PollUntilContextTimeout(f.t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		offered, err := f.slices.Cached(node)
+		return len(offered.Ours) == 1 && offered.Ours[0].Spec.Pool.Generation == s.Spec.Pool.Generation, err
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
 }
 
 func TestRemoveAll(t *testing.T) {
@@ -394,5 +459,21 @@ func TestRemoveAll(t *testing.T) {
 	}
 	if n := f.writes(); n != 2 {
 		t.Errorf("%d writes, want 2", n)
+	}
+}
+
+// TestRemoveAllPassesFailures: a Node that is refused keeps its taints, and no other does.
+func TestRemoveAllPassesFailures(t *testing.T) {
+	for _, failure := range []error{errPolicy, apierrors.NewForbidden(corev1.Resource("nodes"), "n0", nil)} {
+		f := newFleet(t, 8, 8, 8)
+		f.reconcile(0)
+		f.must("nothing is used", "4 4 6", 10)
+		f.refuse("n0", failure)
+		if err := RemoveAll(t.Context(), f.kube.CoreV1().Nodes()); !errors.Is(err, failure) {
+			t.Errorf("got %v, want %v", err, failure)
+		}
+		if diff := cmp.Diff("4 0 0", f.seen()); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", failure, diff)
+		}
 	}
 }

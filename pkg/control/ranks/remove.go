@@ -1,9 +1,9 @@
 package ranks
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,33 +51,32 @@ const pageSize = 100
 // attempts is how often all Nodes are read again while taints of some change meanwhile.
 const attempts = 5
 
-// RemoveAll removes the taints of all ranks from all Nodes, and no others. No Ranker may be
-// running.
+// RemoveAll removes the taints of all ranks from all Nodes, and no others. A Node that fails doesn't
+// keep the others. No Ranker may be running.
 func RemoveAll(ctx context.Context, nodes typedcorev1.NodeInterface) error {
 	for attempt := 1; ; attempt++ {
-		err := removeAll(ctx, nodes)
-		if !apierrors.IsInvalid(err) || attempt == attempts {
+		changed, err := removeAll(ctx, nodes)
+		if !changed || attempt == attempts {
 			return err
 		}
 	}
 }
 
-func removeAll(ctx context.Context, nodes typedcorev1.NodeInterface) error {
-	var changed error
+// removeAll also reports whether taints may have changed after they were read.
+func removeAll(ctx context.Context, nodes typedcorev1.NodeInterface) (changed bool, err error) {
+	var errs []error
 	for page := ""; ; {
 		list, err := nodes.List(ctx, metav1.ListOptions{Limit: pageSize, Continue: page})
 		if err != nil {
-			return fmt.Errorf("list Nodes: %w", err)
+			return false, errors.Join(append(errs, fmt.Errorf("list Nodes: %w", err))...)
 		}
 		for i := range list.Items {
 			err := remove(ctx, nodes, &list.Items[i])
-			if err != nil && !apierrors.IsInvalid(err) {
-				return err
-			}
-			changed = cmp.Or(changed, err)
+			changed = changed || apierrors.IsInvalid(err) || apierrors.IsConflict(err)
+			errs = append(errs, err)
 		}
 		if page = list.Continue; page == "" {
-			return changed
+			return changed, errors.Join(errs...)
 		}
 	}
 }
