@@ -2,7 +2,10 @@
 package kubectl
 
 import (
+	"fmt"
+
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
@@ -49,6 +52,39 @@ only drain changes something. What you may not read is named, and the rest is sh
 	cmd.SetOut(o.Out)
 	cmd.SetErr(o.ErrOut)
 	o.Flags.AddFlags(cmd.PersistentFlags())
-	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fits.Command(o), why.Command(o), get.Command(o), doctor.Command(o), policy.Command(o), drain.Command(o), top.Command(o), template.Command(o), web.Command(o))
+	shortenHelp(cmd)
+	cmd.AddCommand(gpumap.Command(o), slots.Command(o), fits.Command(o), why.Command(o), get.Command(o), doctor.Command(o), policy.Command(o), drain.Command(o), top.Command(o), template.Command(o), web.Command(o), options())
 	return cmd
+}
+
+// shortenHelp leaves the flags of all commands out of their help, but for -n: there are
+// twenty of them, and kubectl's own help leaves them out too. They stay complete in a shell.
+func shortenHelp(root *cobra.Command) {
+	usage := root.UsageFunc()
+	hide := func(hidden bool) {
+		root.PersistentFlags().VisitAll(func(f *pflag.Flag) { f.Hidden = hidden && f.Name != "namespace" })
+	}
+	root.SetUsageFunc(func(cmd *cobra.Command) error {
+		hide(true)
+		defer hide(false)
+		if err := usage(cmd); err != nil {
+			return err
+		}
+		if !cmd.HasAvailableSubCommands() { // usage ends with such a line where there are any
+			fmt.Fprintln(cmd.OutOrStderr())
+		}
+		_, err := fmt.Fprintf(cmd.OutOrStderr(), "Use \"%s options\" for the flags that all commands have, such as --context.\n", Name)
+		return err
+	})
+}
+
+// options returns kubectl gpu options.
+func options() *cobra.Command {
+	return &cobra.Command{
+		Use: "options", Short: "List the flags that all commands have: the cluster, the user, and the connection",
+		Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
+		Run: func(cmd *cobra.Command, _ []string) {
+			fmt.Fprintf(cmd.OutOrStdout(), "These flags go with any command:\n\n%s", cmd.InheritedFlags().FlagUsages())
+		},
+	}
 }

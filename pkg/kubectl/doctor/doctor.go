@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,6 +34,9 @@ type diagnosis struct {
 	Unknown []string `json:"unknown,omitempty"`
 }
 
+//go:embed testdata/help.txt
+var shown string // a run of the command, which a test repeats
+
 // Command returns kubectl gpu doctor.
 func Command(o *cluster.Options) *cobra.Command {
 	var exec bool
@@ -59,7 +63,7 @@ The exit status is 0 if there is nothing worse than a leftover, and 2 if nothing
 be found out.`,
 		Example: `  kubectl gpu doctor
   kubectl gpu doctor --exec
-  kubectl gpu doctor -o json | jq -r '.findings[] | select(.level == "trouble") | .what'`,
+  kubectl gpu doctor -o json | jq -r '.findings[] | select(.level == "trouble") | .what'` + terminal.Shown(shown),
 		Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {

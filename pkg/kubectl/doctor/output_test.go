@@ -3,6 +3,7 @@ package doctor
 import (
 	"testing"
 
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/kubectl/kubectltest"
 )
 
@@ -20,4 +21,16 @@ func TestOutput(t *testing.T) {
 		}},
 		"doctor-pod-security": {Args: []string{"doctor"}, Change: refused},
 	})
+}
+
+// TestHelpIsTrue: the run that the help shows is one.
+func TestHelpIsTrue(t *testing.T) {
+	kubectltest.CompareHelp(t, Command, kubectltest.Case{Change: broken})
+}
+
+// broken has one GPU that needs a reset.
+func broken(s *kubectltest.Server) {
+	conditions := s.Items[kubectltest.Own+"gpuinventories"][0].(v1alpha1.GPUInventory).Status.GPUs[2].Conditions
+	kubectltest.Healthy(s)
+	s.Items[kubectltest.Own+"gpuinventories"][0].(v1alpha1.GPUInventory).Status.GPUs[2].Conditions = conditions
 }

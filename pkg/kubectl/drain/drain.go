@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -21,8 +22,12 @@ import (
 	"github.com/tessera-dra/tessera/pkg/gpu"
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/fit"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
+
+//go:embed testdata/help.txt
+var shown string // a run of the command, which a test repeats
 
 // Command returns kubectl gpu drain.
 func Command(o *cluster.Options) *cobra.Command {
@@ -50,7 +55,7 @@ that DRADeviceTaints.`,
 		Example: `  kubectl gpu drain node-3/0 --dry-run
   kubectl gpu drain node-3/0
   kubectl gpu drain node-3 --yes
-  kubectl gpu drain node-3/0 --undo`,
+  kubectl gpu drain node-3/0 --undo` + terminal.Shown(shown),
 		Args: cluster.Exactly("NODE/GPU or NODE"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {

@@ -3,6 +3,7 @@ package fits
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +29,9 @@ type question struct {
 	claims []*resourceapi.ResourceClaim // never printed
 }
 
+//go:embed testdata/help.txt
+var shown string // a run of the command, which a test repeats
+
 // Command returns kubectl gpu fits.
 func Command(o *cluster.Options) *cobra.Command {
 	var amount, file string
@@ -50,7 +54,7 @@ The exit status is 1 if nothing fits.`,
 		Example: `  kubectl gpu fits 3g.40gb
   kubectl gpu fits --memory 20Gi
   kubectl gpu fits -f claim.yaml
-  kubectl create -f pod.yaml --dry-run=server && kubectl gpu fits -f claim.yaml && kubectl apply -f pod.yaml`,
+  kubectl create -f pod.yaml --dry-run=server && kubectl gpu fits -f claim.yaml && kubectl apply -f pod.yaml` + terminal.Shown(shown),
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {

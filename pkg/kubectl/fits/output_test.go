@@ -19,3 +19,6 @@ func TestOutput(t *testing.T) {
 		"fits-forbidden":  {Args: []string{"fits", "3g.40gb"}, Change: func(s *kubectltest.Server) { s.Forbidden = []string{kubectltest.Resources + "deviceclasses"} }},
 	})
 }
+
+// TestHelpIsTrue: the run that the help shows is one.
+func TestHelpIsTrue(t *testing.T) { kubectltest.CompareHelp(t, Command, kubectltest.Case{}) }

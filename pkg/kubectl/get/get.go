@@ -4,6 +4,7 @@ package get
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"fmt"
 	"io"
 	"strings"
@@ -16,6 +17,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
 
+//go:embed testdata/help.txt
+var shown string // a run of the command, which a test repeats
+
 // Command returns kubectl gpu get.
 func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
@@ -25,7 +29,7 @@ func Command(o *cluster.Options) *cobra.Command {
 -o json and -o yaml print the whole model: nodes, GPUs, uses, and what else fits.`,
 		Example: `  kubectl gpu get
   kubectl gpu get -n team -o wide
-  kubectl gpu get -o json | jq '.nodes[].gpus[] | select(.uses == []) | .uuid'`,
+  kubectl gpu get -o json | jq '.nodes[].gpus[] | select(.uses == []) | .uuid'` + terminal.Shown(shown),
 		RunE: func(cmd *cobra.Command, nodes []string) error {
 			if err := cluster.OneOf(o.Output, "", "wide", "json", "yaml"); err != nil {
 				return err

@@ -12,3 +12,6 @@ func TestOutput(t *testing.T) {
 		"get": {Args: []string{"get"}},
 	})
 }
+
+// TestHelpIsTrue: the run that the help shows is one.
+func TestHelpIsTrue(t *testing.T) { kubectltest.CompareHelp(t, Command, kubectltest.Case{}) }

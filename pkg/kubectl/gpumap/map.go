@@ -5,6 +5,7 @@ package gpumap
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"fmt"
 	"io"
 	"slices"
@@ -18,6 +19,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
+
+//go:embed testdata/help.txt
+var shown string // a run of the command, which a test repeats
 
 // Command returns kubectl gpu map.
 func Command(o *cluster.Options) *cobra.Command {
@@ -38,7 +42,7 @@ reserve, is beside its name: the scheduler prefers nodes with a lower one, or no
 		Example: `  kubectl gpu map
   kubectl gpu map node-3           # only this node
   kubectl gpu map -n team          # only GPUs that the namespace's pods use
-  kubectl gpu map -o json          # the model that the map is drawn from`,
+  kubectl gpu map -o json          # the model that the map is drawn from` + terminal.Shown(shown),
 		RunE: func(cmd *cobra.Command, nodes []string) error {
 			if err := cluster.OneOf(o.Output, "", "json", "yaml"); err != nil {
 				return err

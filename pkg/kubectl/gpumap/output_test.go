@@ -29,3 +29,6 @@ func TestOutput(t *testing.T) {
 		"map-taint-rule-1.34": {Screen: terminal.Screen{Width: 80}, Args: []string{"map"}, Change: oldTaint},
 	})
 }
+
+// TestHelpIsTrue: the run that the help shows is one.
+func TestHelpIsTrue(t *testing.T) { kubectltest.CompareHelp(t, Command, kubectltest.Case{}) }

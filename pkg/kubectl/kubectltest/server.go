@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -264,6 +265,32 @@ func Compare(t *testing.T, sub func(*cluster.Options) *cobra.Command, cases map[
 			CompareFile(t, name, s.Run(t, sub, tc.Screen, tc.In, tc.Args...))
 		})
 	}
+}
+
+// CompareHelp compares the run that a command's help shows, of testdata/help.txt, with the
+// command's output. The file's first line is the command: "$ kubectl gpu map", or one that
+// shows a number of lines, "… | head -n 9".
+func CompareHelp(t *testing.T, sub func(*cluster.Options) *cobra.Command, tc Case) {
+	t.Helper()
+	file, err := os.ReadFile(filepath.Join("testdata", "help.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _, _ := strings.Cut(string(file), "\n")
+	command, head, short := strings.Cut(first, " | head -n ")
+	s := New(t)
+	if tc.Change != nil {
+		tc.Change(s)
+	}
+	out := s.Run(t, sub, terminal.Screen{Width: 80}, tc.In, strings.Fields(strings.TrimPrefix(command, "$ kubectl gpu "))...)
+	if short {
+		n, err := strconv.Atoi(head)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = strings.Join(strings.SplitAfter(out, "\n")[:n], "")
+	}
+	CompareFile(t, "help", first+"\n"+strings.TrimSuffix(out, "error: no\n")) // main prints no such answer
 }
 
 // Kubeconfig returns the path of an empty kubeconfig.

@@ -3,6 +3,7 @@ package policy
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -41,6 +42,9 @@ type deviceUse struct {
 	Free *int `json:"free,omitempty"`
 }
 
+//go:embed testdata/help.txt
+var shown string // a run of the command, which a test repeats
+
 // Command returns kubectl gpu policy.
 func Command(o *cluster.Options) *cobra.Command {
 	var dryRun bool
@@ -60,7 +64,7 @@ is asked for its checks of the file by a dry run; nothing is stored. Unknown fie
 errors.`,
 		Example: `  kubectl gpu policy
   kubectl gpu policy shares
-  kubectl gpu policy --dry-run -f policy.yaml && kubectl apply -f policy.yaml`,
+  kubectl gpu policy --dry-run -f policy.yaml && kubectl apply -f policy.yaml` + terminal.Shown(shown),
 		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {

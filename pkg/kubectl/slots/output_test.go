@@ -13,3 +13,6 @@ func TestOutput(t *testing.T) {
 		"slots-namespace": {Args: []string{"slots", "-n", "team", "-o", "json"}},
 	})
 }
+
+// TestHelpIsTrue: the run that the help shows is one.
+func TestHelpIsTrue(t *testing.T) { kubectltest.CompareHelp(t, Command, kubectltest.Case{}) }

@@ -4,6 +4,7 @@ package slots
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,9 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 )
+
+//go:embed testdata/help.txt
+var shown string // a run of the command, which a test repeats
 
 // Command returns kubectl gpu slots.
 func Command(o *cluster.Options) *cobra.Command {
@@ -42,7 +46,7 @@ With -o json and --watch each line is a JSON document, with the fields event and
 		Example: `  kubectl gpu slots node-3
   kubectl gpu slots --watch
   kubectl gpu slots -n team -w
-  kubectl gpu slots -w -o json | jq -r 'select(.event == "DELETED") | .slot.use.device'`,
+  kubectl gpu slots -w -o json | jq -r 'select(.event == "DELETED") | .slot.use.device'` + terminal.Shown(shown),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return o.NodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
 		},

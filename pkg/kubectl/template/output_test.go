@@ -18,3 +18,6 @@ func TestOutput(t *testing.T) {
 		"template-forbidden": {Args: []string{"template", "node"}, Change: func(s *kubectltest.Server) { s.Forbidden = []string{kubectltest.Own + "sharingpolicies"} }},
 	})
 }
+
+// TestHelpIsTrue: the run that the help shows is one.
+func TestHelpIsTrue(t *testing.T) { kubectltest.CompareHelp(t, Command, kubectltest.Case{}) }

@@ -4,6 +4,7 @@ package template
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -30,6 +31,9 @@ type templateOptions struct {
 	node, file, machine, policy, name, driver string
 	labels                                    map[string]string
 }
+
+//go:embed testdata/help.txt
+var shown string // a run of the command, which a test repeats
 
 // Command returns kubectl gpu template.
 func Command(o *cluster.Options) *cobra.Command {
@@ -61,7 +65,7 @@ Models: ` + strings.Join(machines.Models(), ", ") + `.`,
   kubectl gpu template --machine 8xh100-80gb --driver-version 580.159.04 --name gpu-node-9
 
   # for a node of KWOK
-  kubectl gpu template gpu-node-7 --name kwok-0 | kubectl apply -f -`,
+  kubectl gpu template gpu-node-7 --name kwok-0 | kubectl apply -f -` + terminal.Shown(shown),
 		Args: cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {

@@ -63,3 +63,8 @@ func Count(n int, what string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, what)
 }
+
+// Shown returns a run of a command, with its output, to stand below a help's examples.
+func Shown(run string) string {
+	return "\n\n  " + strings.ReplaceAll(strings.TrimSpace(run), "\n", "\n  ")
+}

@@ -27,3 +27,8 @@ func TestOutput(t *testing.T) {
 		}},
 	})
 }
+
+// TestHelpIsTrue: the run that the help shows is one.
+func TestHelpIsTrue(t *testing.T) {
+	kubectltest.CompareHelp(t, Command, kubectltest.Case{Change: kubectltest.Busy})
+}

@@ -4,6 +4,7 @@ package top
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"fmt"
 	"io"
 	"strings"
@@ -45,6 +46,9 @@ type topUse struct {
 	load
 }
 
+//go:embed testdata/help.txt
+var shown string // a run of the command, which a test repeats
+
 // Command returns kubectl gpu top.
 func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
@@ -63,7 +67,7 @@ each pod has a row.`,
 		Example: `  kubectl gpu top
   kubectl gpu top node-3
   kubectl gpu top -n team
-  kubectl gpu top -o json | jq '.[].gpus[] | select(.utilization < 0.1) | .uuid'`,
+  kubectl gpu top -o json | jq '.[].gpus[] | select(.utilization < 0.1) | .uuid'` + terminal.Shown(shown),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return o.NodeNames(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
 		},

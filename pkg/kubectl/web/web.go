@@ -17,6 +17,7 @@ import (
 	"github.com/tessera-dra/tessera/pkg/kubectl/cluster"
 	"github.com/tessera-dra/tessera/pkg/kubectl/feed"
 	"github.com/tessera-dra/tessera/pkg/kubectl/page"
+	"github.com/tessera-dra/tessera/pkg/kubectl/terminal"
 	"github.com/tessera-dra/tessera/pkg/kubectl/view"
 	"github.com/tessera-dra/tessera/pkg/kubectl/why"
 )
@@ -41,7 +42,7 @@ Nodes are grouped by the labels by which platforms name node pools, or else by t
 models of their GPUs.`,
 		Example: `  kubectl gpu web
   kubectl gpu web --open                                      # opens the browser, too
-  kubectl gpu web --pool-label topology.kubernetes.io/zone    # a group for each zone`,
+  kubectl gpu web --pool-label topology.kubernetes.io/zone    # a group for each zone` + terminal.Shown("$ kubectl gpu web\n"+served("http://127.0.0.1:41237/?token=KZPWLUF7T5QYRFKD2OWKQNWNEL")),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			labels := view.PoolLabels()
@@ -56,6 +57,9 @@ models of their GPUs.`,
 	cmd.Flags().StringVar(&label, "pool-label", "", "label of nodes by which to group them")
 	return cmd
 }
+
+// served says where the page is.
+func served(at string) string { return "The map is at " + at + "\nPress Ctrl-C to end it." }
 
 func serveWeb(ctx context.Context, o *cluster.Options, port int, open bool, labels []string) error {
 	r, err := o.Reader(cluster.Missing{
@@ -83,7 +87,7 @@ func serveWeb(ctx context.Context, o *cluster.Options, port int, open bool, labe
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(o.Out, "The map is at %s\nPress Ctrl-C to end it.\n", handler.URL())
+	fmt.Fprintln(o.Out, served(handler.URL()))
 	if open {
 		if err := openBrowser(ctx, handler.URL()); err != nil {
 			fmt.Fprintf(o.ErrOut, "note: no browser could be started (%v): open the address yourself.\n", err)

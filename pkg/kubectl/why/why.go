@@ -4,6 +4,7 @@ package why
 
 import (
 	"context"
+	_ "embed"
 	"fmt"
 	"regexp"
 	"slices"
@@ -36,6 +37,9 @@ type Explanation struct {
 	Reason *fit.Reason `json:"reason,omitempty"`
 }
 
+//go:embed testdata/help.txt
+var shown string // a run of the command, which a test repeats
+
 // Command returns kubectl gpu why.
 func Command(o *cluster.Options) *cobra.Command {
 	cmd := &cobra.Command{
@@ -50,7 +54,7 @@ Of a pod that is on a node and hangs in ContainerCreating, or in Terminating, sa
 keeps it: what the kubelet and the node's plugin say, conditions of its GPUs, devices that
 processes of ended pods still have.`,
 		Example: `  kubectl gpu why train-0
-  kubectl gpu why train-0 -n team -o json`,
+  kubectl gpu why train-0 -n team -o json` + terminal.Shown(shown),
 		Args: cluster.Exactly("the name of a pod"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
