@@ -155,11 +155,11 @@ export function gpuCard(g) {
 // nodeCard describes a node in the tooltip of its tile.
 export function nodeCard(node) {
   const used = new Set(node.gpus.flatMap((g) => g.uses.flatMap((u) => usersOf(u).map((p) => p.name))));
-  const kinds = Object.entries(KINDS).map(([k, v]) => [node.gpus.flatMap((g) => g.uses).filter((u) => u.type === k).length, v.one]).filter(([n]) => n);
+  const kinds = Object.keys(KINDS).map((k) => [node.gpus.flatMap((g) => g.uses).filter((u) => u.type === k).length, k]).filter(([n]) => n);
   return [
     h("div.who", null, h("b", null, node.name), h("span.phase", null, plural(node.gpus.length, "GPU"))),
     h("div.facts", null, nodeText(node).split(": ")[1] ?? ""),
-    kinds.length ? h("div.facts", null, kinds.map(([n, word]) => plural(n, word)).join(", ")) : null,
+    kinds.length ? h("div.facts", null, kinds.map(([n, word]) => `${n} ${word}`).join(", ")) : null,
     used.size ? h("div.facts", null, [...used].slice(0, 4).join(", ") + (used.size > 4 ? ` and ${used.size - 4} more pods` : "")) : null,
     ...(node.problems ?? []).map((p) => h("div.bad", null, `! ${p}`)),
   ].filter(Boolean);

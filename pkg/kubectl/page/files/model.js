@@ -3,19 +3,20 @@
 // STATES are those of view.State, in the order in which they are shown.
 export const STATES = {
   free: {label: "Free", one: "free", text: "nobody has any of it"},
-  partly: {label: "In part", one: "in part", text: "in use, and something else fits"},
+  partly: {label: "Partly", one: "partly in use", text: "in use, and something else fits"},
   full: {label: "Full", one: "full", text: "in use, and nothing else fits"},
   blocked: {label: "Blocked", one: "blocked", text: "a condition or a taint keeps new claims off"},
   withheld: {label: "Not offered", one: "not offered", text: "nothing of it can be allocated"},
   unknown: {label: "Unknown", one: "unknown", text: "you can't see all claims"},
 };
 
-// KINDS are the types of devices that claims have.
+// KINDS are the types of devices that claims have, under the names that kubectl gpu and
+// the search have for them.
 export const KINDS = {
-  gpu: {label: "Whole GPU", one: "whole GPU"},
-  mig: {label: "MIG partition", one: "MIG partition"},
-  mps: {label: "MPS share", one: "MPS share"},
-  timeslice: {label: "Time slices", one: "time-sliced replica"},
+  gpu: {text: "a whole GPU"},
+  mig: {text: "a MIG partition"},
+  mps: {text: "an MPS share"},
+  timeslice: {text: "a time-sliced replica"},
 };
 
 export const model = {
@@ -108,7 +109,7 @@ export function fitName(f) {
   if (f.type === "gpu") return "whole";
   if (f.type === "mps" && f.maxMemoryBytes) return "mps";
   if (f.type === "mps") return f.profile ? `mps/${f.profile}` : `mps ${gi(f.memoryBytes ?? 0)}`;
-  if (f.type === "timeslice") return f.profile ? `time/${f.profile}` : "time slice";
+  if (f.type === "timeslice") return "timeslice";
   return f.profile || f.type;
 }
 
@@ -124,12 +125,9 @@ export function useName(u) {
   return users[0].name + (users.length > 1 ? ` +${users.length - 1}` : "");
 }
 
-// useKind says what a use is: "MIG partition 3g.40gb", "MPS share 1 of 4".
+// useKind says what a use is, as kubectl gpu get does: "mig 3g.40gb", "mps 1/4".
 export function useKind(u) {
-  let out = KINDS[u.type]?.one ?? u.type;
-  if (u.profile) out += u.type === "mig" ? ` ${u.profile}` : ` of ${u.profile}`;
-  if (u.count) out += ` ${(u.number ?? 0) + 1} of ${u.count}`;
-  return out;
+  return [u.type, u.profile, u.count ? `${(u.number ?? 0) + 1}/${u.count}` : null].filter(Boolean).join(" ");
 }
 
 // findings are a GPU's conditions and taints, each with a title.

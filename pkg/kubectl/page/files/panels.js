@@ -183,7 +183,7 @@ export function drawLegend() {
     h("ul.legend", null,
       Object.values(STATES).map((v, i) => h("li", null, glyph(Object.keys(STATES)[i]), h("b", null, v.label), ` ${v.text}`)),
       h("li", null, h("i.corner", {"aria-hidden": "true"}), h("b", null, "Corner"), " it has a condition or a taint"),
-      Object.entries(KINDS).map(([k, v]) => h("li", null, h(`i.seg.k-${k}`, {"aria-hidden": "true"}), h("b", null, v.label))),
+      Object.entries(KINDS).map(([k, v]) => h("li", null, h(`i.seg.k-${k}`, {"aria-hidden": "true"}), h("b", null, k), ` ${v.text}`)),
       h("li", null, h("i.seg.k-mig.idle", {"aria-hidden": "true"}), h("b", null, "(name)"), " a claim that no pod uses"),
       h("li", null, h("i.seg.foreign", {"aria-hidden": "true"}), h("b", null, "MIG instance"), " that others than Tessera made")),
     h("p.small", null, "Arrow keys move, Enter opens, Esc goes back, / searches. In the search, is:free, is:blocked, is:unhealthy, node:, pool:, policy:, kind: and namespace: ask for one thing."),
