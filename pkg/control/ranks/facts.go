@@ -86,17 +86,12 @@ func (r *Ranker) count(n *node, inv *v1alpha1.GPUInventory) error {
 	if err != nil {
 		return err
 	}
-	before := r.nodes[n.Name]
-	switch {
-	case len(offered.Ours) == 0 || kinds.DriverFails(inv):
+	if len(offered.Ours) == 0 || kinds.DriverFails(inv) {
 		n.Away = true // its GPUs are unknown
 		return nil
-	case publish.Complete(offered.Ours):
-	case before != nil && before.GPUs > 0: // the pool is being written, slice by slice
-		n.GPUs, n.Free, n.OneClaim = before.GPUs, before.Free, before.OneClaim
-		return nil
-	default:
-		n.Away = true
+	}
+	if !publish.Complete(offered.Ours) { // the pool is being written, slice by slice
+		n.asBefore(r.nodes[n.Name])
 		return nil
 	}
 	allocated, err := r.Claims.In(n.Name)
@@ -109,16 +104,29 @@ func (r *Ranker) count(n *node, inv *v1alpha1.GPUInventory) error {
 	for _, g := range facts.GPUs {
 		name, named := names.Name(gpu.Whole{GPU: g.UUID})
 		sick := slices.ContainsFunc(g.Conditions, func(c gpu.Condition) bool { return c.BlocksDevice(name, names) })
-		if !named || !sick && !r.Slices.Offers(n.Name, name) {
-			continue
-		}
-		n.GPUs++
-		if !sick && !used[name] {
-			n.Free++
+		if named && (sick || r.Slices.Offers(n.Name, name)) {
+			n.add(!sick && !used[name])
 		}
 	}
 	n.OneClaim = n.GPUs > 0 && wholes == n.GPUs
 	return nil
+}
+
+// add counts a GPU.
+func (n *node) add(free bool) {
+	n.GPUs++
+	if free {
+		n.Free++
+	}
+}
+
+// asBefore takes over what was last known of the node's GPUs; without that, they are unknown.
+func (n *node) asBefore(before *node) {
+	if before == nil || before.GPUs == 0 {
+		n.Away = true
+		return
+	}
+	n.GPUs, n.Free, n.OneClaim = before.GPUs, before.Free, before.OneClaim
 }
 
 // uses returns of which GPUs claims have something, and how many whole ones the claim with the most
