@@ -12,10 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestMetrics checks that user/metrics.md names the metrics of the programs, no more and no
+// TestMetrics checks that user/monitor.md names the metrics of the programs, no more and no
 // fewer.
 func TestMetrics(t *testing.T) {
-	page, err := os.ReadFile("user/metrics.md")
+	page, err := os.ReadFile("user/monitor.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func TestMetrics(t *testing.T) {
 		t.Fatalf("found only %q in the sources", served)
 	}
 	if diff := cmp.Diff(slices.Compact(served), documented); diff != "" {
-		t.Errorf("user/metrics.md and the programs have different metrics (-programs +page):\n%s", diff)
+		t.Errorf("user/monitor.md and the programs have different metrics (-programs +page):\n%s", diff)
 	}
 }
 

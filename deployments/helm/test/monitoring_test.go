@@ -64,12 +64,12 @@ func TestMonitoringObjects(t *testing.T) {
 	}
 }
 
-// Queries name metrics of docs/user/metrics.md, and such as rules record. (The long check
+// Queries name metrics of docs/user/monitor.md, and such as rules record. (The long check
 // prometheus runs the queries.)
 func TestMonitoringMetrics(t *testing.T) {
 	metric := regexp.MustCompile(`\b(?:[a-z]+:)?tessera_\w+(?::\w+)?`)
 	known := map[string]bool{}
-	for _, name := range metric.FindAllString(read(t, "../../../docs/user/metrics.md"), -1) {
+	for _, name := range metric.FindAllString(read(t, "../../../docs/user/monitor.md"), -1) {
 		known[name] = true
 	}
 	rules := read(t, rulesFile)

@@ -120,7 +120,7 @@ func measure(ctx context.Context, r *cluster.Reader, c view.Cluster) (map[string
 		switch err := errs[i]; {
 		case errors.Is(err, errAuthenticated):
 			r.Note("%s", "The plugins give metrics only to bearers of a token (metrics.authentication of the chart). The API server's proxy doesn't pass on yours, and it isn't sent to pods in another way, "+
-				"because a pod could misuse it. Ask the Prometheus that collects them ("+cluster.Documents+"metrics.md), or turn metrics.authentication off and restrict who can reach the pods.")
+				"because a pod could misuse it. Ask the Prometheus that collects them ("+cluster.Documents+"monitor.md), or turn metrics.authentication off and restrict who can reach the pods.")
 		case apierrors.IsForbidden(err):
 			r.Note("You may not get pods/proxy in namespace %s: nothing can be measured. Ask for the verb get on it.", byNode[n.Name].Namespace)
 		case err != nil:
