@@ -112,7 +112,7 @@ test-all: cluster-build ## Run every test and every longer check; what has passe
 	GO='$(GO)' hack/test-all.sh
 
 .PHONY: allocators
-allocators: prepare ## Play claims with the allocators of all Kubernetes releases, 2 minutes (STATES=10000 SEED=0; UPDATE=1: write docs/user/allocators.md)
+allocators: prepare ## Play claims with the allocators of all Kubernetes releases, 2 minutes (STATES=10000 SEED=0; UPDATE=1: write the tables of docs/user/compatibility.md)
 	$(GO) test -tags allocators -count 1 -timeout 30m ./test/allocators -states $(STATES) -seed $(SEED) $(if $(UPDATE),-update)
 
 .PHONY: matrix

@@ -15,7 +15,7 @@ import (
 var (
 	states = flag.Int("states", 10000, "states that are played with each release")
 	first  = flag.Uint64("seed", 0, "the first seed")
-	update = flag.Bool("update", false, "write the table of docs/user/allocators.md")
+	update = flag.Bool("update", false, "write the table of docs/user/compatibility.md")
 )
 
 // steps of a play.
@@ -156,7 +156,7 @@ func TestTable(t *testing.T) {
 // compareTable compares a table in the docs, or writes it.
 func compareTable(t *testing.T, name string, lines []string) {
 	t.Helper()
-	const path, end = "../../docs/user/allocators.md", "<!-- end of the table -->\n"
+	const path, end = "../../docs/user/compatibility.md", "<!-- end of the table -->\n"
 	begin, table := "<!-- table: "+name+" -->\n", strings.Join(lines, "\n")+"\n"
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -56,6 +56,6 @@ func (r *Reader) NoteVersion() {
 	}
 	minor := strings.Join(strings.SplitN(strings.TrimPrefix(v.GitVersion, "v"), ".", 3)[:2], ".")
 	if minor != allocatorVersion {
-		r.Note("This is the judgement of the allocator of Kubernetes %s; the cluster's is %s, and older schedulers may find less (%sallocators.md).", allocatorVersion, minor, Documents)
+		r.Note("This is the judgement of the allocator of Kubernetes %s; the cluster's is %s, and older schedulers may find less (%scompatibility.md).", allocatorVersion, minor, Documents)
 	}
 }

@@ -135,7 +135,7 @@ func examineAllocations(inv *v1alpha1.GPUInventory) []finding {
 	}
 	return []finding{{
 		Level: trouble, Check: "double-allocation", What: c.Message,
-		Do: "Delete the pod of the refused claim: a new one gets another device. Upgrade the scheduler (" + cluster.Documents + "allocators.md); " +
+		Do: "Delete the pod of the refused claim: a new one gets another device. Upgrade the scheduler (" + cluster.Documents + "compatibility.md#double-allocation); " +
 			"after that, delete the GPUInventory, unless the API server was upgraded too.",
 	}}
 }
