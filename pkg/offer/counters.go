@@ -25,7 +25,7 @@ type counter struct {
 type counters []counter
 
 // memoryCounter is the counter that says how much memory a claim for a device gets, in
-// bytes. Quota systems charge it (docs/user/kueue.md), so where there are counters, all devices
+// bytes. Quota systems charge it (docs/user/works-with.md), so where there are counters, all devices
 // consume it. The whole GPU consumes all of it, so no other counter has to keep it apart from
 // its parts. A GPU none of whose devices exclude each other has no counters: they would
 // keep admin access off devices in use.
