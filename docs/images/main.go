@@ -1,6 +1,6 @@
 // Command images draws the pictures of docs/user/mig.md: the placements of MIG
 // partitions on a GPU, from the tables of sim/nvmlsim, and partitions that fit
-// together; and that of docs/user/packing.md.
+// together; and that of docs/user/operate.md.
 //
 // It isn't part of the product; go generate runs it in its own directory.
 package main

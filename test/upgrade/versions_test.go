@@ -45,7 +45,7 @@ type upgrade struct {
 	before    string // the tag of the earlier version
 	// keepsSupervisor is set if the earlier version's supervisor can't end this version's MPS
 	// daemons. On the way back this version's supervisor stays then until no daemon is left, as
-	// docs/user/install.md says.
+	// docs/user/operate.md says.
 	keepsSupervisor bool
 	held            string // see heldNow
 	pods            *comings
