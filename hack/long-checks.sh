@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade versions release foreign platforms prometheus scaling kueue browser nvidia agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade versions release foreign platforms prometheus scaling kueue browser blocks nvidia agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/dev/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -63,6 +63,9 @@ foreign() {
 }
 
 browser() { test/browser/run.sh; }
+
+# blocks runs the commands that README and the pages for users show, each page on a fresh cluster.
+blocks() { "${GO:-go}" run ./test/blocks; }
 
 # agreement compares kubectl gpu with the running scheduler over 300 pods.
 agreement() { "${GO:-go}" test -tags agreement -count 1 -timeout 20m -v ./test/agreement; }
