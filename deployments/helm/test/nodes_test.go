@@ -1,6 +1,7 @@
 package test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"sigs.k8s.io/yaml"
+
+	"github.com/tessera-dra/tessera/pkg/rank"
 )
 
 // Without Node Feature Discovery there is no label to go by, and a driver that
@@ -64,6 +67,52 @@ func TestWhichNodes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// inHardReserve is the taint of nodes in the hard reserve of packing.reserve.hard.
+var inHardReserve = corev1.Taint{Key: rank.ReserveKey, Effect: corev1.TaintEffectNoSchedule}
+
+// TestDaemonsInHardReserve checks that no list of tolerations takes the chart's own pods off the
+// hard reserve: without the plugin, the pods that its nodes are kept for get no GPU. A release from
+// before the reserve has the lists of then with helm upgrade --reuse-values.
+func TestDaemonsInHardReserve(t *testing.T) {
+	for name, args := range map[string][]string{
+		"by default": nil,
+		"no list":    {"--set=node.tolerations=null,node.extraTolerations=null"},
+		"empty":      {"--set-json=node.tolerations=[]"},
+		"others":     {`--set-json=node.tolerations=[{"key": "team", "operator": "Exists"}]`, `--set-json=node.extraTolerations=[{"key": "zone", "value": "a"}]`},
+		"the same":   {`--set-json=node.tolerations=[{"key": "gpu.tessera.dev/reserve", "operator": "Exists"}]`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, all, err := template(t, append(args, "--set=simulator.enabled=true")...)
+			if err != nil {
+				t.Fatalf("helm template: %v\n%s", err, all)
+			}
+			sets := daemonSets(t, out)
+			if len(sets) != 3 {
+				t.Errorf("%d DaemonSets, want those of plugin, supervisor and simulator", len(sets))
+			}
+			for _, set := range sets {
+				tolerations := set.Spec.Template.Spec.Tolerations
+				if n := tolerated(tolerations, inHardReserve); n != 1 {
+					t.Errorf("%s tolerates %s %d times, want once: %v", set.Name, inHardReserve.ToString(), n, tolerations)
+				}
+				if team := slices.ContainsFunc(tolerations, func(c corev1.Toleration) bool { return c.Key == "team" }); team != (name == "others") {
+					t.Errorf("%s tolerates a taint of one's own: %t", set.Name, team)
+				}
+			}
+		})
+	}
+}
+
+// tolerated counts the tolerations of a taint.
+func tolerated(tolerations []corev1.Toleration, taint corev1.Taint) (n int) {
+	for _, c := range tolerations {
+		if tolerates(c, taint) {
+			n++
+		}
+	}
+	return n
 }
 
 // daemonSets finds the DaemonSets in what Helm rendered.

@@ -127,6 +127,18 @@ nodeAffinity:
 {{- end -}}
 {{- end -}}
 
+{{/*
+The tolerations of pods that a node must have even if it is in the hard reserve of ranks, whatever
+the values say; call with lists of tolerations, which may be missing.
+*/}}
+{{- define "tessera.tolerations" -}}
+{{- $tolerations := list -}}
+{{- range . -}}
+{{- $tolerations = concat $tolerations (. | default list) -}}
+{{- end -}}
+{{- append $tolerations (dict "key" "gpu.tessera.dev/reserve" "operator" "Exists") | uniq | toYaml -}}
+{{- end -}}
+
 {{/* Where the driver is on the node. */}}
 {{- define "tessera.driverRoot" -}}
 {{- if and .Values.simulator.enabled .Values.node.driverRoot -}}
