@@ -105,6 +105,40 @@ func TestDaemonsInHardReserve(t *testing.T) {
 	}
 }
 
+// TestWhoRemovesTheHardReserve checks that the controller and the Job of helm uninstall, without
+// which the taint of the hard reserve stays, run even where each node has it. So does the Job that
+// removes labels: Helm waits for it, too.
+func TestWhoRemovesTheHardReserve(t *testing.T) {
+	for name, args := range map[string][]string{
+		"by default": nil, "no list": {"--set=controller.tolerations=null"}, "empty": {"--set-json=controller.tolerations=[]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, all, err := templateWithHooks(t, append(args, "--set=controller.nodeLabels.enabled=true,packing.ranks=true")...)
+			if err != nil {
+				t.Fatalf("helm template: %v\n%s", err, all)
+			}
+			pods := map[string]corev1.PodSpec{}
+			for doc := range strings.SplitSeq(out, "\n---\n") {
+				var object struct {
+					Metadata struct{ Name string }
+					Spec     struct{ Template corev1.PodTemplateSpec }
+				}
+				if err := yaml.Unmarshal([]byte(doc), &object); err != nil {
+					t.Fatal(err)
+				}
+				if pod := object.Spec.Template.Spec; len(pod.Containers) > 0 {
+					pods[object.Metadata.Name] = pod
+				}
+			}
+			for _, name := range []string{"tessera-controller", "tessera-remove-node-labels", "tessera-remove-node-taints"} {
+				if tolerations := pods[name].Tolerations; tolerated(tolerations, inHardReserve) != 1 {
+					t.Errorf("%s doesn't tolerate %s: %v", name, inHardReserve.ToString(), tolerations)
+				}
+			}
+		})
+	}
+}
+
 // tolerated counts the tolerations of a taint.
 func tolerated(tolerations []corev1.Toleration, taint corev1.Taint) (n int) {
 	for _, c := range tolerations {

@@ -128,8 +128,9 @@ nodeAffinity:
 {{- end -}}
 
 {{/*
-The tolerations of pods that a node must have even if it is in the hard reserve of ranks, whatever
-the values say; call with lists of tolerations, which may be missing.
+The tolerations of pods that may run on nodes in the hard reserve of ranks, whatever the values
+say: those that a node must have, and those that remove the taint; call with lists of tolerations,
+which may be missing.
 */}}
 {{- define "tessera.tolerations" -}}
 {{- $tolerations := list -}}
