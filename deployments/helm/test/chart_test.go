@@ -366,6 +366,32 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestMissingValues checks that values which a release from before them doesn't have, as with
+// helm upgrade --reuse-values, are as their defaults.
+func TestMissingValues(t *testing.T) {
+	for name, c := range map[string]struct{ missing, as string }{
+		"packing":             {"packing=null", "packing.ranks=false"},
+		"packing but ranks":   {"packing.ranks=true,packing.poolLabel=null,packing.reserve=null", "packing.ranks=true"},
+		"packing but reserve": {"packing.ranks=null,packing.poolLabel=null,packing.reserve.hard=1", "packing.reserve.hard=1"},
+		"hard":                {"packing.ranks=true,packing.reserve.hard=null", "packing.ranks=true"},
+		"node.deviceMetadata": {"node.deviceMetadata=null", "node.deviceMetadata=true"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want, all, err := templateWithHooks(t, "--set", c.as)
+			if err != nil {
+				t.Fatalf("helm template --set %s: %v\n%s", c.as, err, all)
+			}
+			got, all, err := templateWithHooks(t, "--set", c.missing)
+			if err != nil {
+				t.Fatalf("helm template --set %s: %v\n%s", c.missing, err, all)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("--set %s isn't as --set %s:\n%s", c.missing, c.as, diff)
+			}
+		})
+	}
+}
+
 func TestOldKubernetes(t *testing.T) {
 	_, all, err := template(t, "--kube-version=1.30.14")
 	if err == nil || !strings.Contains(all, "requires kubeVersion: >=1.31.0-0") {

@@ -140,6 +140,17 @@ which may be missing.
 {{- append $tolerations (dict "key" "gpu.tessera.dev/reserve" "operator" "Exists") | uniq | toYaml -}}
 {{- end -}}
 
+{{/*
+The values of packing, as YAML, with the defaults of values.yaml for what is missing: with helm
+upgrade --reuse-values a release from before them has none, or only what --set names.
+*/}}
+{{- define "tessera.packing" -}}
+{{- $packing := .Values.packing | default dict -}}
+ranks: {{ $packing.ranks | default false }}
+poolLabel: {{ $packing.poolLabel | default "" | quote }}
+reserve: {hard: {{ int ($packing.reserve | default dict).hard }}}
+{{- end -}}
+
 {{/* Where the driver is on the node. */}}
 {{- define "tessera.driverRoot" -}}
 {{- if and .Values.simulator.enabled .Values.node.driverRoot -}}
