@@ -9,10 +9,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/tessera-dra/tessera/sim/cluster"
 )
@@ -218,6 +221,42 @@ func TestRenderedChartHasNoHooks(t *testing.T) {
 	out, all, err := templateWithHooks(t, args...)
 	if n := strings.Count(out, hooks); err != nil || n != 8 {
 		t.Errorf("Helm installs the two Jobs and their rights as %d hooks, want 8: %v\n%s", n, err, all)
+	}
+}
+
+// TestOrderOfHooks checks that helm uninstall removes taints before labels: Helm runs hooks by
+// weight, then by name, and none after one that fails. A label that stays does no harm, while a
+// taint keeps pods off. The rights of both come first.
+func TestOrderOfHooks(t *testing.T) {
+	out, all, err := templateWithHooks(t, "--set=controller.nodeLabels.enabled=true,packing.ranks=true")
+	if err != nil {
+		t.Fatalf("helm template: %v\n%s", err, all)
+	}
+	weights := map[string]int{}
+	for doc := range strings.SplitSeq(out, "\n---\n") {
+		var object metav1.PartialObjectMetadata
+		if err := yaml.Unmarshal([]byte(doc), &object); err != nil {
+			t.Fatal(err)
+		}
+		if object.Annotations["helm.sh/hook"] == "" {
+			continue
+		}
+		weight, err := strconv.Atoi(object.Annotations["helm.sh/hook-weight"])
+		if err != nil {
+			t.Errorf("%s %s: its weight: %v", object.Kind, object.Name, err)
+		}
+		what := "rights"
+		if object.Kind == "Job" {
+			what = object.Name
+		}
+		if before, seen := weights[what]; seen && before != weight {
+			t.Errorf("%s %s has the weight %d, others %d", object.Kind, object.Name, weight, before)
+		}
+		weights[what] = weight
+	}
+	rights, taints, labels := weights["rights"], weights["tessera-remove-node-taints"], weights["tessera-remove-node-labels"]
+	if len(weights) != 3 || rights >= taints || taints >= labels {
+		t.Errorf("weights %v, want the rights' below the Job's of taints, and that below the Job's of labels", weights)
 	}
 }
 
