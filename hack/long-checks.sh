@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-all=(stress bench fuzz allocators upgrade versions release foreign platforms prometheus scaling kueue browser blocks nvidia agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
+all=(stress bench fuzz allocators upgrade versions release foreign platforms prometheus scaling consumers browser blocks nvidia agreement powerloss races soak faults kubernetes-1.{31,32,33,34,35,36})
 
 # stress is a twentieth of the run that docs/dev/testing.md reports.
 stress() { DOCTORS=1000 PLUGINS=100 ROUNDS=1000 test/stress/run.sh; }
@@ -34,19 +34,31 @@ prometheus() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -skip Tes
 # scaling also needs prometheus-adapter, which is built first.
 scaling() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -run TestScaling ./test/monitoring; }
 
-# kueue is a module of its own, which is built first.
-kueue() { "${GO:-go}" test -tags kueue -count 1 -timeout 20m ./test/kueue; }
+# consumers runs the story of one system that uses the devices, which the commit's hash
+# chooses. It is built first: two to six minutes.
+consumers() {
+	local name
+	name=$(chosen ./test/consumers)
+	"${GO:-go}" run ./test/consumers -only "$name"
+}
 
 # nvidia builds NVIDIA's programs, modules of their own, first.
 nvidia() { "${GO:-go}" test -tags nvidia -count 1 -timeout 20m ./test/nvidia; }
 
 # platforms runs the story of one platform, which the commit's hash chooses.
 platforms() {
+	local name
+	name=$(chosen ./test/platforms)
+	"${GO:-go}" run ./test/platforms -only "$name"
+}
+
+# chosen prints the one of the names that a program lists whose turn it is.
+chosen() { # PROGRAM
 	local list names hash
-	list=$("${GO:-go}" run ./test/platforms -list)
+	list=$("${GO:-go}" run "$1" -list)
 	mapfile -t names < <(cut -f 1 <<<"$list")
 	hash=$(git rev-parse HEAD)
-	"${GO:-go}" run ./test/platforms -only "${names[$((16#${hash:7:7} % ${#names[@]}))]}"
+	echo "${names[$((16#${hash:7:7} % ${#names[@]}))]}"
 }
 
 release() { deployments/release/twice.sh; }

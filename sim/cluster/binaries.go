@@ -246,13 +246,19 @@ func (u *unit) compileC(ctx context.Context, root, output, pkg string, log io.Wr
 // moduleDir is where a directory of a module is on this host. pkg is no Go package.
 func (u *unit) moduleDir(ctx context.Context, root, pkg string) (string, error) {
 	parts := strings.SplitN(pkg, "/", 4) // host, owner, repository and the rest
-	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", strings.Join(parts[:3], "/"))
+	dir, err := u.modulePath(ctx, root, strings.Join(parts[:3], "/"))
+	return filepath.Join(dir, parts[3]), err
+}
+
+// modulePath is where a module is on this host.
+func (u *unit) modulePath(ctx context.Context, root, module string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
 	cmd.Dir, cmd.Env = filepath.Join(root, u.dir), u.environment()
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("find the module of %s: %w", pkg, err)
+		return "", fmt.Errorf("find the module %s: %w", module, err)
 	}
-	return filepath.Join(strings.TrimSpace(string(out)), parts[3]), nil
+	return strings.TrimSpace(string(out)), nil
 }
 
 func parenthesis(note string) string {

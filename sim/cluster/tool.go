@@ -4,20 +4,18 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
+	"slices"
 )
-
-// KueueModule is the directory of the module that pins Kueue, relative to the repository's
-// root.
-const KueueModule = "sim/cluster/kueue"
 
 // tools are programs that no cluster is made of. They are built when a test asks for
 // them.
 func tools() []unit {
-	const prometheus, adapter, kueue = "sim/cluster/prometheus", "sim/cluster/prometheus-adapter", KueueModule
+	const prometheus, adapter = "sim/cluster/prometheus", "sim/cluster/prometheus-adapter"
 	const example = "sim/cluster/dra-example-driver"
 	const repository = "github.com/prometheus/prometheus/cmd/"
-	return []unit{
+	tools := []unit{
 		{
 			name: "prometheus", dir: prometheus, sources: []string{prometheus},
 			files: map[string]string{"prometheus": repository + "prometheus", "promtool": repository + "promtool"},
@@ -32,18 +30,42 @@ func tools() []unit {
 			note:  "about 3 minutes on 2 cores",
 		},
 		{
-			name: "kueue", dir: kueue, sources: []string{kueue},
-			files: map[string]string{"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
-			flags: []string{strip},
-			note:  "about 4 minutes on 2 cores",
-		},
-		{
 			name: "dra-example-driver", dir: example, sources: []string{example},
 			files: map[string]string{"dra-example-kubeletplugin": "sigs.k8s.io/dra-example-driver/cmd/dra-example-kubeletplugin"},
 			flags: []string{strip},
 			note:  "about 2 minutes on 2 cores",
 		},
 	}
+	for _, name := range slices.Sorted(maps.Keys(consumers())) {
+		unit := moduleUnit(name, consumers()[name])
+		unit.note = "2 to 6 minutes on 2 cores"
+		tools = append(tools, unit)
+	}
+	return tools
+}
+
+// consumers are programs of others that use the devices of a driver, as they are built for
+// test/consumers: by the directory of the module, the program's name and its package.
+func consumers() map[string]map[string]string {
+	const volcano = "volcano.sh/volcano/cmd/"
+	return map[string]map[string]string{
+		"kueue":   {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+		"jobset":  {"jobset": "sigs.k8s.io/jobset"},
+		"lws":     {"lws": "sigs.k8s.io/lws/cmd"},
+		"kuberay": {"kuberay-operator": "github.com/ray-project/kuberay/ray-operator"},
+		"volcano": {"vc-scheduler": volcano + "scheduler", "vc-controller-manager": volcano + "controller-manager"},
+	}
+}
+
+// ModuleDir returns where the module is that a directory of sim/cluster pins: it has
+// manifests too.
+func ModuleDir(ctx context.Context, dir, module string) (string, error) {
+	root, err := repositoryRoot()
+	if err != nil {
+		return "", err
+	}
+	u := moduleUnit(dir, nil)
+	return u.modulePath(ctx, root, module)
 }
 
 // Tool returns the path of one program that clusters are made of or worked

@@ -30,6 +30,8 @@ type Entry struct {
 	Reason string `json:"reason,omitempty"`
 	// Seconds that the story took.
 	Seconds float64 `json:"seconds,omitempty"`
+	// Version of the program of others that ran in it.
+	Version string `json:"version,omitempty"`
 	// Commit and Date of the run.
 	Commit string `json:"commit"`
 	Date   string `json:"date"`
