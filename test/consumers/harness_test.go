@@ -112,9 +112,17 @@ func (c *check) apply(t *testing.T, file string, replacements ...string) {
 		t.Fatal(err)
 	}
 	text = []byte(strings.NewReplacer(replacements...).Replace(string(text)))
-	if err := c.Apply(t.Context(), "default", text); err != nil {
-		t.Fatalf("%s: %v", file, err)
-	}
+	c.eventually(t, file+" is applied", func(ctx context.Context) (string, bool) {
+		err := c.Apply(ctx, "default", text)
+		if err == nil {
+			return "", true
+		}
+		// A system's webhook may serve later than its pod says that it is ready.
+		if !strings.Contains(err.Error(), "failed calling webhook") {
+			t.Fatalf("%s: %v", file, err)
+		}
+		return err.Error(), false
+	})
 }
 
 func (c *check) kubectl(t *testing.T, args ...string) string {
@@ -126,14 +134,14 @@ func (c *check) kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// show logs what kubectl prints.
+// show logs the output of a kubectl command.
 func (c *check) show(t *testing.T, args ...string) {
 	t.Helper()
 	out, _ := c.Kubectl(context.WithoutCancel(t.Context()), args...)
 	t.Logf("kubectl %s:\n%s", strings.Join(args, " "), out)
 }
 
-// until repeats kubectl until it prints what matches.
+// until repeats kubectl until its output matches.
 func (c *check) until(t *testing.T, pattern string, args ...string) {
 	t.Helper()
 	want := regexp.MustCompile(pattern)
@@ -143,8 +151,8 @@ func (c *check) until(t *testing.T, pattern string, args ...string) {
 	})
 }
 
-// eventually repeats a look at the cluster until it sees what it wants; what it saw last is
-// printed if it never does.
+// eventually repeats a look at the cluster until it succeeds. The last look is printed if none
+// does.
 func (c *check) eventually(t *testing.T, what string, look func(context.Context) (saw string, ok bool)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

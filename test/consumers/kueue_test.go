@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestKueue counts what jobs get by its memory, and takes GPUs back that were borrowed.
+// TestKueue counts the memory of jobs, and takes GPUs back that were borrowed.
 func TestKueue(t *testing.T) {
 	c := up(t, "kueue", "8xh100-80gb")
 	c.load(t, "kueue", "/manager")

@@ -20,7 +20,7 @@ type system struct {
 	parts []part
 	// kubernetes is the minor version that it runs on; empty: the newest.
 	kubernetes string
-	// cannot says what can't be used or run, and why.
+	// cannot names the uses that fail or can't be tried, with the reasons.
 	cannot string
 }
 
