@@ -15,7 +15,7 @@ type block struct {
 	Line int
 	// Script for a shell.
 	Script string
-	// First is run before it: what the page supposes and doesn't show.
+	// First is run before it: commands that the page supposes and does not show.
 	First string
 	// Then is run after it, to check its effect.
 	Then string
@@ -61,7 +61,7 @@ func parse(page string) ([]block, error) {
 	return p.blocks, nil
 }
 
-// read reads what begins on a line, and returns the line after it.
+// read reads the mark or block that begins on a line, and returns the line after it.
 func (p *parser) read(at int) (int, error) {
 	line := p.lines[at]
 	text := strings.TrimSpace(line)
