@@ -257,36 +257,6 @@ func TestTheme(t *testing.T) {
 	}
 }
 
-// TestKeysGoOn: a step into a pool or a node, and back, leaves the keyboard's focus in the map.
-func TestKeysGoOn(t *testing.T) {
-	p := open(t, serve(t, made(t, feedtest.Mixed)))
-	p.drawn()
-	for _, opens := range []string{"pool training", "node train-1"} {
-		eval[chromedp.Void](p, fmt.Sprintf(`document.querySelector('[data-key="%s"]').focus()`, opens))
-		p.press(kb.Enter)
-		p.until(`document.querySelector(".crumbs") !== null`)
-		p.until(`document.activeElement.matches("#map [data-nav]")`)
-		p.press(kb.Escape)
-		p.until(`document.querySelector(".crumbs") === null`)
-		p.until(`document.activeElement.matches("#map [data-key]")`)
-	}
-}
-
-// TestPhone: on a narrow screen nothing is cut off, what needs attention comes first, and the
-// GPU that was touched is described where the user looks.
-func TestPhone(t *testing.T) {
-	p := open(t, serve(t, made(t, feedtest.Mixed)))
-	if err := chromedp.Do(p.ctx, chromedp.EmulateViewport(390, 844)); err != nil {
-		t.Fatal(err)
-	}
-	p.drawn()
-	p.until(`document.documentElement.scrollWidth <= innerWidth`)
-	p.until(`document.querySelector("#attention").getBoundingClientRect().bottom < document.querySelector("#map").getBoundingClientRect().top`)
-	p.mouse(`[data-node="train-1"] .gpu`, true)
-	p.until(`!document.querySelector("#inspector").hidden`)
-	p.until(`(({top, bottom}) => top > 0 && bottom <= innerHeight)(document.querySelector("#inspector").getBoundingClientRect())`)
-}
-
 // TestMany: 5,000 GPUs as cells, in pools, down to one of them.
 func TestMany(t *testing.T) {
 	c := made(t, feedtest.Many)

@@ -63,22 +63,11 @@ function drawMap(at, nodes, means) {
   const form = count <= (at.pool || at.node ? rowsUpTo.pool : rowsUpTo.cluster) ? "rows" : "tiles";
   const inView = form === "rows" ? shown : nodes;
   const sections = pools(inView).map((p) => poolElement(p, form, means, at, gpusOf(inView).length));
+  keepFocus(() => replace(el("map"), [crumbs(at, count, means), ...sections, inView.length ? null : nothing(at)]));
   const map = el("map");
-  const focused = map.contains(document.activeElement);
-  keepFocus(() => replace(map, [crumbs(at, count, means), ...sections, inView.length ? null : nothing(at)]));
   map.dataset.form = form;
   map.dataset.gpus = count;
   if (!map.querySelector('[data-nav][tabindex="0"]')) map.querySelector("[data-nav]")?.setAttribute("tabindex", "0");
-  if (focused && !map.contains(document.activeElement)) resume(map);
-  opened = at.node ? `node ${at.node}` : `pool ${at.pool}`;
-}
-
-let opened = ""; // the key of the button that opened what was shown last
-
-// resume gives the focus, whose element has gone, to where the user came from or else to the
-// first GPU: after a step into a pool, and back, the keyboard goes on there.
-function resume(map) {
-  (map.querySelector(`[data-key="${CSS.escape(opened)}"]`) ?? map.querySelector('[data-nav][tabindex="0"]') ?? map).focus();
 }
 
 const sections = new Map(); // of pools, by name

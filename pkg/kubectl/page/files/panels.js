@@ -38,7 +38,7 @@ function fitsCard(t) {
   return h("div.fits", null,
     h("h2", null, "Room for", h("span", null, "each kind alone")),
     t.fits.length
-      ? h("ul.chips", null, t.fits.map((f) => h("li", {"data-fit": f.name, "data-count": f.count}, h("b", null, number(f.count)), `× ${f.name}`, f.most ? ` ≤${Math.floor(f.most / 2 ** 30)}Gi` : null)))
+      ? h("ul.chips", null, t.fits.map((f) => h("li", {"data-fit": f.name, "data-count": f.count}, h("b", null, number(f.count)), `× ${f.name}`, f.most ? ` ≤${bytes(f.most)}` : null)))
       : h("p", null, t.states.unknown ? "Unknown: you can't see all claims." : "Nothing."));
 }
 
