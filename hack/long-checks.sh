@@ -55,7 +55,7 @@ platforms() {
 # chosen prints the one of the names that a program lists whose turn it is.
 chosen() { # PROGRAM
 	local list names hash
-	list=$("${GO:-go}" run "$1" -list)
+	list=$("${GO:-go}" run "$1" -list) || return
 	mapfile -t names < <(cut -f 1 <<<"$list")
 	hash=$(git rev-parse HEAD)
 	echo "${names[$((16#${hash:7:7} % ${#names[@]}))]}"

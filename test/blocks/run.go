@@ -40,16 +40,16 @@ func (r *runner) onCluster(ctx context.Context, file string, blocks []block) (er
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
-	c, err := up(ctx, r.cluster, blocks)
-	if err != nil {
-		return err
-	}
 	failedBefore := r.failed
-	defer func() {
+	defer func() { // also of a cluster that didn't come up
 		if !r.keep || r.failed == failedBefore {
 			err = errors.Join(err, cluster.Down(context.WithoutCancel(ctx), r.cluster, os.Stderr))
 		}
 	}()
+	c, err := up(ctx, r.cluster, blocks)
+	if err != nil {
+		return err
+	}
 	bin := filepath.Join(scratch, "bin")
 	if err := programs(ctx, c, bin); err != nil {
 		return err

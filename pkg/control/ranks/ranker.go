@@ -167,6 +167,9 @@ func sameTaint(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b
 func (r *Ranker) write(ctx context.Context, now time.Time) {
 	due := r.due(now)
 	for i, n := range due {
+		if ctx.Err() != nil {
+			return
+		}
 		if !r.rate.TryAccept() {
 			klog.FromContext(ctx).V(4).Info("Ranks wait, because many are written", "nodes", len(due)-i)
 			r.after(now, full)

@@ -98,8 +98,12 @@ func (p *Plugin) recoverMetadata(ctx context.Context) {
 
 // RemoveStaleMetadata removes files about devices of claims that aren't on this node any more:
 // of one that was unprepared while metadata was off, and of a prepare that ended together
-// with the claim's unprepare. The plugin must not be running.
+// with the claim's unprepare. If the plugin has only waited for another driver of its name to end,
+// they are that driver's, and stay. The plugin must not be running.
 func (p *Plugin) RemoveStaleMetadata() error {
+	if !p.wasAlone {
+		return nil
+	}
 	claims := p.cfg.Journal.Claims()
 	return errors.Join(p.removeStaleSpecs(claims), p.removeStaleFiles(claims))
 }

@@ -173,6 +173,29 @@ func TestMetadataOfEndedClaims(t *testing.T) {
 	check("when it has ended")
 }
 
+// TestMetadataOfAnotherDriver: a plugin that has only waited for another driver of its name to end
+// removes nothing of that driver's.
+func TestMetadataOfAnotherDriver(t *testing.T) {
+	other := run(t, kubeletRoot(t))
+	other.register(t)
+	cdi := filepath.Join(other.root, "cdi")
+	theirs := filepath.Join(cdi, "gpu.nvidia.com_metadata_theirs_gpu.json")
+	if err := errors.Join(os.MkdirAll(cdi, 0o755), os.WriteFile(theirs, []byte("{}"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	f := runWith(t, kubelet.Config{Root: other.root, CDIDir: cdi, DeviceMetadata: true})
+	f.awaitConflict(t, true)
+	if err := f.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.plugin.RemoveStaleMetadata(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(theirs); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestMetadataAfterWipe: somebody empties the CDI directory. The plugin that starts then puts
 // the specifications of prepared claims back: containers that start again need them, and the
 // kubelet doesn't ask.

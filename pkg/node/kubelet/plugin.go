@@ -69,6 +69,8 @@ type Plugin struct {
 	every time.Duration
 	// conflict is the one that was reported last.
 	conflict string
+	// wasAlone: the name was this plugin's, and the files under it are.
+	wasAlone bool
 }
 
 // New builds a Plugin; Run starts it.
@@ -97,6 +99,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err := p.waitAlone(ctx); err != nil {
 		return nil // the context has ended
 	}
+	p.wasAlone = true
 	if p.gate.handedOver() {
 		return nil // the successor registers
 	}
