@@ -27,13 +27,14 @@ func wholeNodes(pod *corev1.Pod, waiting []*resourceapi.ResourceClaim, o fit.Obj
 		return nil
 	}
 	nodes = slices.DeleteFunc(nodes, func(n view.Node) bool { return len(n.GPUs) < most })
+	ranks := ranksOf(o.Nodes)
 	free, reserved, hard := 0, 0, 0
 	for _, n := range nodes {
 		if slices.ContainsFunc(n.GPUs, unavailable) {
 			continue
 		}
 		free++
-		switch r := rankOf(n.Name, o.Nodes); {
+		switch r := ranks[n.Name]; {
 		case r.Hard:
 			hard++
 		case r.Reserve():
@@ -50,12 +51,12 @@ func wholeNodes(pod *corev1.Pod, waiting []*resourceapi.ResourceClaim, o fit.Obj
 // unavailable reports whether no pod could have the whole GPU now.
 func unavailable(g view.GPU) bool { return len(g.Uses) > 0 || len(g.Taints) > 0 || !g.Offered }
 
-func rankOf(node string, nodes []corev1.Node) rank.Rank {
-	i := slices.IndexFunc(nodes, func(n corev1.Node) bool { return n.Name == node })
-	if i < 0 {
-		return rank.Rank{}
+func ranksOf(nodes []corev1.Node) map[string]rank.Rank {
+	ranks := make(map[string]rank.Rank, len(nodes))
+	for i := range nodes {
+		ranks[nodes[i].Name] = rank.Of(nodes[i].Spec.Taints)
 	}
-	return rank.Of(nodes[i].Spec.Taints)
+	return ranks
 }
 
 // asked counts the whole GPUs that claims ask for by the chart's class. All of a node's are most.
