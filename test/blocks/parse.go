@@ -72,8 +72,7 @@ func (p *parser) read(at int) (int, error) {
 	switch {
 	case strings.HasPrefix(text, "<!--"):
 		end := p.find(at, func(l string) bool { return strings.Contains(l, "-->") })
-		p.note(strings.Join(p.lines[at:min(end+1, len(p.lines))], "\n"))
-		return end + 1, nil
+		return end + 1, p.note(strings.Join(p.lines[at:min(end+1, len(p.lines))], "\n"))
 	case unfenced.MatchString(line):
 		return 0, fmt.Errorf("a command that isn't in a block between fences: %w", errPage)
 	case text != "" && len(p.marks) > 0:
@@ -100,11 +99,13 @@ func dedented(lines []string, by string) []string {
 }
 
 // note keeps a comment that is a mark.
-func (p *parser) note(comment string) {
+func (p *parser) note(comment string) error {
 	text := strings.TrimSpace(strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(comment), "<!--"), "-->"))
 	m := mark.FindStringSubmatch(text)
 	switch {
 	case m == nil:
+	case strings.HasPrefix(m[1], "not run") && m[2] == "":
+		return fmt.Errorf("the mark %q without the reason: %w", m[1], errPage)
 	case m[1] == "not run from here":
 		p.rest = m[2]
 	default:
@@ -114,6 +115,7 @@ func (p *parser) note(comment string) {
 		}
 		p.marks[m[1]] = strings.Join(lines, "\n")
 	}
+	return nil
 }
 
 // add keeps a block of a language, with its marks.

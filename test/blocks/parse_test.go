@@ -75,6 +75,8 @@ az
 		"mark without block":  "<!-- not run: because -->\ntext\n",
 		"mark of a text":      "<!-- not run: because -->\n'''text\n'''\n",
 		"unknown language":    "'''bash\nls\n'''\n",
+		"mark without reason": "<!-- not run -->\n'''sh\ngcloud\n'''\n",
+		"rest without reason": "<!-- not run from here: -->\n'''sh\ngcloud\n'''\n",
 		"duration of nothing": "<!-- run for: ever -->\n'''sh\nsleep\n'''\n",
 	} {
 		if blocks, err := parse(strings.ReplaceAll(page, "'''", "```")); err == nil {
