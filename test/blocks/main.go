@@ -25,10 +25,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
-	"syscall"
+
+	"github.com/tessera-dra/tessera/test/command"
 )
 
 func main() {
@@ -37,13 +37,9 @@ func main() {
 	name := flag.String("cluster", "blocks", "name of the local cluster")
 	keep := flag.Bool("keep", false, "leave the cluster of a page that fails, to look around")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := do(ctx, *only, runner{cluster: *name, list: *list, keep: *keep})
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "blocks:", err)
-		os.Exit(1)
-	}
+	os.Exit(command.Run("blocks", func(ctx context.Context) error {
+		return do(ctx, *only, runner{cluster: *name, list: *list, keep: *keep})
+	}))
 }
 
 // pages returns README.md and the pages for users, or the one with this name.
@@ -51,15 +47,8 @@ func pages(only string) ([]string, error) {
 	if only != "" {
 		return []string{only}, nil
 	}
-	all := []string{"README.md"}
-	for _, pattern := range []string{"docs/*.md", "docs/user/*.md"} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, found...)
-	}
-	return all, nil
+	found, err := filepath.Glob("docs/user/*.md")
+	return append([]string{"README.md"}, found...), err
 }
 
 func do(ctx context.Context, only string, r runner) error {

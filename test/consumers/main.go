@@ -5,14 +5,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/tessera-dra/tessera/sim/cluster"
+	"github.com/tessera-dra/tessera/test/command"
 	"github.com/tessera-dra/tessera/test/outcome"
 )
 
@@ -28,13 +27,7 @@ func main() {
 	list := flag.Bool("list", false, "print the systems that can be run and end")
 	write := flag.Bool("write", false, "write the page from the recorded results, without running anything")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := do(ctx, *only, *list, *write)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "consumers:", err)
-		os.Exit(1)
-	}
+	os.Exit(command.Run("consumers", func(ctx context.Context) error { return do(ctx, *only, *list, *write) }))
 }
 
 func do(ctx context.Context, only string, list, write bool) error {

@@ -10,13 +10,12 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/tessera-dra/tessera/test/command"
 	"github.com/tessera-dra/tessera/test/outcome"
 )
 
@@ -34,13 +33,7 @@ func main() {
 	list := flag.Bool("list", false, "print the columns and end")
 	write := flag.Bool("write", false, "write the page from the recorded results, without running anything")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := do(ctx, *only, *stories, *lanes, *list, *write)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "matrix:", err)
-		os.Exit(1)
-	}
+	os.Exit(command.Run("matrix", func(ctx context.Context) error { return do(ctx, *only, *stories, *lanes, *list, *write) }))
 }
 
 func do(ctx context.Context, only, stories string, lanes int, list, write bool) error {

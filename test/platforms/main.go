@@ -9,15 +9,14 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/tessera-dra/tessera/sim/cluster"
 	"github.com/tessera-dra/tessera/sim/cluster/platform"
+	"github.com/tessera-dra/tessera/test/command"
 	"github.com/tessera-dra/tessera/test/outcome"
 )
 
@@ -34,13 +33,7 @@ func main() {
 	write := flag.Bool("write", false, "write the page from the recorded results, without running anything")
 	at := flag.Int("parallel", 2, "how many platforms run at the same time")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := do(ctx, *only, *list, *write, *at)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "platforms:", err)
-		os.Exit(1)
-	}
+	os.Exit(command.Run("platforms", func(ctx context.Context) error { return do(ctx, *only, *list, *write, *at) }))
 }
 
 func do(ctx context.Context, only string, list, write bool, parallel int) error {

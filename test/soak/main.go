@@ -17,15 +17,14 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/tessera-dra/tessera/test/command"
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
@@ -46,13 +45,7 @@ func main() {
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, o, os.Stdout)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "soak:", err)
-		os.Exit(1)
-	}
+	os.Exit(command.Run("soak", func(ctx context.Context) error { return run(ctx, o, os.Stdout) }))
 }
 
 func run(ctx context.Context, o options, out io.Writer) (err error) {
