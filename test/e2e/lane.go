@@ -7,7 +7,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -81,9 +83,14 @@ func queue(t *testing.T) <-chan string {
 	return stories
 }
 
+// crowded is the number of processes for each processor that run or wait to, above which only the
+// first lane starts a story: from about twice of it on, requests to the API servers time out.
+const crowded = 20
+
 // lane runs stories one after the other on a cluster of its own.
 type lane struct {
 	name   string
+	first  bool
 	image  string
 	stack  *stack.Stack // nil until the first story
 	failed bool         // the cluster didn't come up
@@ -93,7 +100,15 @@ type lane struct {
 // can't be brought up.
 func (l *lane) run(t *testing.T, stories <-chan string) {
 	defer l.down(t)
-	for name := range stories {
+	for {
+		if err := l.uncrowded(t.Context()); err != nil {
+			t.Errorf("%s: %v", l.name, err)
+			return
+		}
+		name, more := <-stories
+		if !more {
+			return
+		}
 		began, ran := time.Now(), false
 		passed := t.Run(name, func(t *testing.T) {
 			ran = true
@@ -106,6 +121,22 @@ func (l *lane) run(t *testing.T, stories <-chan string) {
 			t.Logf("progress: %s: %s passed: %t (%.0f s)", l.name, name, passed, time.Since(began).Seconds())
 		}
 	}
+}
+
+// uncrowded returns at once in the first lane, and in the others when the machine isn't crowded: on a
+// slow machine, or beside other work, fewer stories run at a time.
+func (l *lane) uncrowded(ctx context.Context) error {
+	return wait.PollUntilContextCancel(ctx, 5*time.Second, true, func(context.Context) (bool, error) {
+		text, err := os.ReadFile("/proc/loadavg")
+		if err != nil {
+			return false, err
+		}
+		var load float64 // over the last minute
+		if _, err := fmt.Sscan(string(text), &load); err != nil {
+			return false, fmt.Errorf("read /proc/loadavg: %w", err)
+		}
+		return l.first || load < float64(crowded*goruntime.NumCPU()), nil
+	})
 }
 
 func (l *lane) story(t *testing.T, name string) {
