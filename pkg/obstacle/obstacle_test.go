@@ -37,7 +37,7 @@ var untold = map[string][]string{
 	"it is an error of the code": {
 		"is no silicon", "can't be divided into MPS shares", "has no MPS daemon", "can't be an MPS daemon's name", "an MPS daemon needs a device",
 		"is no UUID of a GPU or MIG device", "is not between 0 and ", " memory limits for ", "there is no time slice ", "can't be a %s's UID",
-		"can't be its UID",
+		"can't be its UID", "a CDI specification of device metadata mounts nothing",
 	},
 	"a program doesn't start, or ends, with it": {
 		"is not an absolute path", "is not a directory", "Linux allows %d", "the kubelet's directory for plugins", "knows only one plugin of a driver at a time",
