@@ -16,14 +16,14 @@ import (
 
 // pod creates a pod with one container, main, that sleeps.
 //
-//	pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [group=PODGROUP] [node=NODE] [userns] [stubborn | client | alone]
+//	pod [NAMESPACE/]NAME [template=TEMPLATE[,TEMPLATE] | claim=CLAIM] [group=PODGROUP] [node=NODE] [userns] [stubborn | client | alone]
 //
 // A stubborn pod doesn't end on SIGTERM. An alone pod fails if the container of another
 // alone pod of the story still runs on the node. A client is a CUDA program that uses
 // its GPU all the time, and ends, with its container, when anything happens to
 // it. A userns pod has a user namespace. All of a story's pods have the label story, which is the name of its
-// namespace. In the pod, a claim from a template is named gpu, and another one as it is,
-// because the kubelet of 1.34 reports the health of such claims only.
+// namespace. In the pod, a claim from a template is named gpu, one from a second template
+// like that, and another one as it is, because the kubelet of 1.34 reports the health of such claims only.
 func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	createPod(ts, s, podOf(ts, neg, args))
 }
@@ -31,7 +31,7 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 // podOf returns the pod that a command describes.
 func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 	if neg || len(args) == 0 {
-		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE | claim=CLAIM] [group=PODGROUP] [node=NODE] [userns] [stubborn | client | alone]")
+		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE[,TEMPLATE] | claim=CLAIM] [group=PODGROUP] [node=NODE] [userns] [stubborn | client | alone]")
 	}
 	namespace, name := address(ts, args[0])
 	p := &corev1.Pod{
@@ -48,7 +48,11 @@ func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 		key, value, _ := strings.Cut(arg, "=")
 		switch key {
 		case "template":
-			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &value}}
+			first, second, both := strings.Cut(value, ",")
+			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &first}}
+			if both {
+				p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: second, ResourceClaimTemplateName: &second})
+			}
 		case "claim":
 			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: value, ResourceClaimName: &value}}
 		case "group":
@@ -69,7 +73,8 @@ func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 		}
 	}
 	for _, claim := range p.Spec.ResourceClaims {
-		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: claim.Name}}
+		resources := &p.Spec.Containers[0].Resources
+		resources.Claims = append(resources.Claims, corev1.ResourceClaim{Name: claim.Name})
 	}
 	return p
 }
