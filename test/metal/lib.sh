@@ -173,7 +173,7 @@ both_done() { k logs with-claim | grep -q 'done$' && k logs without-claim | grep
 
 # phase_whole: a pod with a claim computes, one without can't.
 phase_whole() {
-  local start refused
+  local start refused uuid metadata
   k get resourceslices -o yaml
   start=$(now)
   k apply -f "$bundle/pods.yaml"
@@ -183,6 +183,11 @@ phase_whole() {
   k logs with-claim
   check "the pod with the claim computes" grep -q 'vectorAdd: ok' <(k logs with-claim)
   check "nvidia-smi works in the pod with the claim" grep -q 'GPU 0: NVIDIA' <(k logs with-claim)
+  uuid=$(k logs with-claim | sed -n 's/^GPU 0: .*(UUID: \(GPU-[^)]*\)).*/\1/p')
+  metadata=$(k exec with-claim -- sh -c 'cat /var/run/kubernetes.io/dra-device-attributes/*/*/*/*' || true)
+  say "what the container reads of its device"
+  printf '%s\n' "$metadata"
+  check "the container's device metadata has its GPU's UUID, ${uuid:-none}" grep -qF "${uuid:-none}" <<<"$metadata"
   say "the pod without a claim says:"
   k logs without-claim
   check "the pod without a claim sees no device node" lacks nvidia without-claim
