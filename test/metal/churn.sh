@@ -131,11 +131,15 @@ churn_wave() {
       churn_pod "w$1-$i-$j" "churn-$i" $((1000 + j)) >>"$work/wave.yaml"
     done
   done
+  # A wave of one pod has none to spare.
+  [ "$(wc -w <<<"$names")" -gt 1 ] || victim=""
   k apply -f "$work/wave.yaml" >/dev/null
   rm "$work/wave.yaml"
   churn_disturb "$1"
-  k delete pod "$victim" --force --grace-period=0 --wait=false 2>/dev/null || true
-  names=${names/ $victim/}
+  if [ -n "$victim" ]; then
+    k delete pod "$victim" --force --grace-period=0 --wait=false 2>/dev/null || true
+    names=${names/ $victim/}
+  fi
   churn_pods=$((churn_pods + $(wc -w <<<"$names")))
   await 120 "the ends of the pods of wave $1" churn_ended || true
   for i in $names; do
@@ -191,6 +195,8 @@ phase_churn() {
   note "  $churn_pods pods in $wave waves in $(($(date +%s) - start)) s, $churn_errors errors; one more in each wave was deleted by force"
   k delete sharingpolicies --all --wait=true
   k -n tessera-system rollout status daemonset/tessera-node --timeout=60s
+  # Killed in each wave, it may wait for minutes until it is started again.
+  k -n tessera-system rollout status daemonset/tessera-mps --timeout=330s
   await 60 "the daemons' end" no_daemon
   await 30 "$gpus whole GPUs" offers gpu "$gpus"
   same "GPU memory in use (MiB)" "$(gpu_memory)" "$memory"
