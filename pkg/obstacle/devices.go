@@ -14,25 +14,29 @@ func devices() []Obstacle { //nolint:funlen // a table
 				"create MIG instance", "the driver made a GPU instance of profile", "shows no MIG device", "no compute instance profile takes all of the GPU instance",
 				"the GPU has no such profile", "the profile has no placement",
 			},
-			Means: "the driver doesn't create a MIG partition as it has said that it can",
-			Do:    "Reset the GPU or reboot the node. If it comes back, it is an error of the driver: try another version.",
+			Means: "the driver doesn't create a partition that it says it can",
+			Do:    "Reset the GPU or reboot the node. If it comes back, try another version of the driver.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"which Tessera didn't create, is in the way", "it is divided by others than Tessera"},
 			Means: "somebody else has created a MIG instance where the claim's device belongs, just before the claim was prepared",
 			Do:    "Destroy it as the message says; the kubelet tries again.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"a change of the GPU's MIG mode is pending", "is already pending; reset the GPU or reboot the node"},
 			Means: "somebody has changed the MIG mode, which takes effect at the next reset",
 			Do:    "Reset the GPU, reboot the node, or undo the change as the message says.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"MIG mode is off, and Tessera may not switch it on this GPU", "MIG mode can't be switched here", "an administrator can switch it with nvidia-smi -mig"},
 			Means: "the mode was switched off after partitions had been offered",
 			Do:    "Switch it on again as the message says; the kubelet tries again.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"MIG mode is on, and Tessera didn't switch it on"},
 			Means: "somebody has switched the mode on after the whole GPU had been offered",
 			Do:    "Switch it off as the message says; the kubelet tries again.",
@@ -45,7 +49,7 @@ func devices() []Obstacle { //nolint:funlen // a table
 		{
 			Texts: []string{" by process ", "NVML lists no process, but a monitor such as DCGM may hold it", " GPU instances, the first "},
 			Means: "the driver doesn't change the GPU while a process uses it. The same keeps an ended pod in Terminating",
-			Do:    "End the process that the message names, or stop the monitor; the kubelet tries again.",
+			Do:    "End the process that the message names, or stop the monitor.",
 		},
 		{
 			Texts: []string{"is not a MIG device: it has no compute instance that takes all of it"},
@@ -53,16 +57,19 @@ func devices() []Obstacle { //nolint:funlen // a table
 			Do:    "The next try creates the partition again.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"so it isn't known which MIG instances Tessera made"},
 			Means: "the journal's file about the GPU can't be read: condition `StateUnreadable`",
 			Do:    "It ends when the GPU has no instances: end the pods that use it, and destroy the instances as the message says.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"doesn't exist on the host: the driver may not be fully loaded yet"},
 			Means: "a device node that containers need is missing: condition `DeviceNodeMissing`",
-			Do:    "The claim is prepared when the device node exists: run on the node what the message names, or load the module nvidia-uvm at boot.",
+			Do:    "Run on the node what the message names, or load the module nvidia-uvm at boot.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"is not a character device"},
 			Means: "something else is in the place of a device node, such as a file that a program wrote there before the driver was loaded",
 			Do:    "Remove it on the node; `nvidia-modprobe -c0` creates the device node.",
@@ -70,17 +77,17 @@ func devices() []Obstacle { //nolint:funlen // a table
 		{
 			Texts: []string{"compute container edits of driver", "describe GPU", "the driver lists no GPU", "the driver lists no such GPU"},
 			Means: "what containers need of the driver can't be found out",
-			Do:    "The kubelet tries again. If it lasts: `nvidia-smi` on the node, and the GPU's conditions (`kubectl gpu map`).",
+			Do:    "If it lasts: `nvidia-smi` on the node, and the GPU's conditions (`kubectl gpu map`).",
 		},
 		{
 			Texts: []string{"find the capability of a MIG instance that was just created", "of the host has no "},
 			Means: "the driver doesn't show the device numbers of a MIG partition in /proc/driver/nvidia/capabilities",
-			Do:    "The kubelet tries again. If it lasts, reload the driver or reboot the node.",
+			Do:    "If it lasts, reload the driver or reboot the node.",
 		},
 		{
 			Texts: []string{"the claim can be prepared when the GPU answers again", "GPU is lost", "GPU does not respond"},
 			Means: "the GPU doesn't answer: condition `Lost`, `NotResponding` or `Unreadable`",
-			Do:    "The condition ends when the GPU answers; its message says what to do (`kubectl gpu map`).",
+			Do:    "The condition's message says what to do (`kubectl gpu map`).",
 		},
 		{
 			Texts: []string{"this node has no such GPU now", "this node has no GPU"},
@@ -89,18 +96,19 @@ func devices() []Obstacle { //nolint:funlen // a table
 		},
 		{
 			Texts: []string{" has no MIG", "has no MPS shares", "has no replicas"},
-			Means: "the GPU can't be divided as it could be when the claim was allocated, perhaps since the driver was updated",
+			Means: "the GPU can't be divided any more as when the claim was allocated, perhaps since a driver update",
 			Do:    "Trying again doesn't help.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"the compute mode of the GPU is"},
 			Means: "somebody has set the compute mode in which no process can use the GPU",
 			Do:    "Set another as the message says: `nvidia-smi -i UUID -c DEFAULT`.",
 		},
 		{
 			Texts: []string{"nvidia-smi compute-policy"},
-			Means: "nvidia-smi can't read or set the time slice of the GPU, which the claim or the policy asks for",
-			Do:    "The message has what it printed; try the command on the node. Or ask for no time slice.",
+			Means: "nvidia-smi can't read or set the time slice that the claim or the policy asks for",
+			Do:    "Try the command on the node, or ask for no time slice.",
 		},
 		{
 			Texts: []string{
@@ -109,7 +117,7 @@ func devices() []Obstacle { //nolint:funlen // a table
 				"start the MPS daemon",
 			},
 			Means: "an MPS control daemon doesn't start on the device, or doesn't work",
-			Do:    "The message has the end of its log. `nvidia-smi` on the node shows whether another process has the GPU; the log of the MPS supervisor says more.",
+			Do:    "`nvidia-smi` on the node shows whether another process has the GPU; the MPS supervisor's log says more.",
 		},
 		{
 			Texts: []string{"nvmlDevice", "nvmlGpuInstance", "nvmlComputeInstance", "is not a UUID"},

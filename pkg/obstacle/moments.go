@@ -19,9 +19,10 @@ func moments() []Obstacle { //nolint:funlen // a table
 			Do:    "It ends when the API server answers. After `can't be read`, the GPU's condition `StateUnreadable` says how.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"the GPU is divided for another claim", " is in the way, and ", "delete that claim's pods, or delete this pod so that its claim is allocated again", "which may be leaving"},
 			Means: "another claim has a partition of the GPU where this claim's device belongs, or engines that it needs",
-			Do:    "While that claim is being released, the kubelet tries again. Otherwise delete its pods, or this one so that its claim is allocated again.",
+			Do:    "If that claim isn't being released, delete its pods, or this one so that its claim is allocated again.",
 		},
 		{
 			Texts: []string{"the claim was allocated again"},
@@ -29,6 +30,7 @@ func moments() []Obstacle { //nolint:funlen // a table
 			Do:    "Delete the pod; the claim can be prepared when the kubelet has unprepared it.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"the claim was unprepared while it was being prepared"},
 			Means: "the pod was deleted meanwhile",
 			Do:    "Nothing.",
@@ -40,7 +42,7 @@ func moments() []Obstacle { //nolint:funlen // a table
 				"wait until programs that didn't find MPS daemon",
 			},
 			Means: "another claim of the GPU is being prepared or released, or the GPU is being reset",
-			Do:    "The kubelet tries again. If it lasts for minutes, the plugin's log says what is in progress.",
+			Do:    "If it lasts for minutes, the plugin's log says what is in progress.",
 		},
 		{
 			Texts: []string{"of the MPS daemon doesn't exist on the host", "which MIG device ", "no claim needs MPS daemon"},
@@ -55,24 +57,24 @@ func moments() []Obstacle { //nolint:funlen // a table
 		{
 			Texts: []string{"no claim is prepared before the API server has shown Node", "the GPUs of this node have not been read yet"},
 			Means: "the plugin has just started",
-			Do:    "The kubelet tries again. If it lasts, the plugin can't reach the API server or the driver: see its log.",
+			Do:    "If it lasts, the plugin can't reach the API server or the driver: see its log.",
 		},
 		{
 			Texts: []string{"the claim is not allocated: the scheduler has to give it devices first"},
 			Means: "the claim was deallocated meanwhile",
-			Do:    "The kubelet tries again; delete the pod if it lasts.",
+			Do:    "If it lasts, delete the pod.",
 		},
 		{
 			Foreign: true,
 			Texts:   []string{"retrieve claim ", "fetch ResourceClaim "},
 			Means:   "the plugin or the kubelet can't read the claim from the API server, or it is gone",
-			Do:      "The kubelet tries again when the API server answers. If the claim is gone, delete the pod.",
+			Do:      "It ends when the API server answers. If the claim is gone, delete the pod.",
 		},
 		{
 			Foreign: true,
 			Texts:   []string{" got replaced", "old ResourceClaim with same name ", " is being unprepared"},
 			Means:   "an earlier claim of the same name isn't released yet, perhaps because its pod was force-deleted",
-			Do:      "It ends when that claim is released; then the kubelet tries again.",
+			Do:      "It ends when that claim is released.",
 		},
 		{
 			Foreign: true,
@@ -84,13 +86,13 @@ func moments() []Obstacle { //nolint:funlen // a table
 			Foreign: true,
 			Texts:   []string{"context deadline exceeded", "DeadlineExceeded"},
 			Means:   "the plugin had no answer within the kubelet's 45 seconds",
-			Do:      "The kubelet tries again. If it lasts, the plugin's log says for what it waits; `nvidia-smi` on the node shows whether the driver hangs.",
+			Do:      "If it lasts, the plugin's log says for what it waits; `nvidia-smi` on the node shows whether the driver hangs.",
 		},
 		{
 			Foreign: true,
 			Texts:   []string{"code = Unavailable"},
 			Means:   "the plugin is being restarted",
-			Do:      "The kubelet tries again. If it lasts, see the plugin's pod and log.",
+			Do:      "If it lasts, see the plugin's pod and log.",
 		},
 	}
 }

@@ -8,9 +8,9 @@ func nodes() []Obstacle { //nolint:funlen // a table
 				"the MPS supervisor of this node does not answer", "wait for the MPS supervisor's report", "wait until the MPS supervisor reports what it has done",
 				"an MPS daemon that no claim needs may still be on GPU",
 			},
-			Means: "the claim needs an MPS daemon, or may get a GPU only after the end of one, and the supervisor's pod on the node doesn't exist or isn't ready",
-			Do: "It ends when the supervisor answers: `kubectl get pods -n NAMESPACE -l app.kubernetes.io/component=mps -o wide`. " +
-				"With `mps.enabled=false` there is none. Until then pods with shares don't start, and don't end if a daemon has to be stopped.",
+			Means: "the claim waits for the start or the end of an MPS daemon, and the supervisor's pod on the node doesn't exist or isn't ready",
+			Do: "`kubectl get pods -n NAMESPACE -l app.kubernetes.io/component=mps -o wide`; with `mps.enabled=false` there is none. " +
+				"Meanwhile pods with shares don't start, and don't end if a daemon has to be stopped.",
 		},
 		{
 			Texts: []string{"this driver installation has no"},
@@ -18,6 +18,7 @@ func nodes() []Obstacle { //nolint:funlen // a table
 			Do:    "Install the package that contains it: for MPS nvidia-cuda-mps on Debian, nvidia-compute-utils-… on Ubuntu.",
 		},
 		{
+			Clear: true,
 			Texts: []string{
 				"and MPS daemons would end with the container", "or daemons would end with this container",
 				"starting a daemon outside this container's cgroup needs Linux 5.7", "MPS daemons can't be watched and ended on this node",
@@ -26,16 +27,18 @@ func nodes() []Obstacle { //nolint:funlen // a table
 			Do:    "The message says what it needs: a newer kernel, the host's cgroups, or `cgroupsPerQOS: true` in the kubelet's configuration.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"free some space there; nothing was lost", "the file system was mounted read-only or became so after an error", "the directory was removed while the plugin uses it"},
 			Means: "the journal can't be written; nothing was lost",
-			Do:    "Free space in the plugin's data directory (/var/lib/tessera), or do what the message says. The kubelet tries again.",
+			Do:    "Free space in the plugin's data directory (/var/lib/tessera), or do what the message says.",
 		},
 		{
 			Texts: []string{"the host's directory was removed while it was mounted here", "write CDI specification", "create CDI directory", "create the mark of a claim"},
 			Means: "what containers are started from can't be written",
-			Do:    "Free space, or repair the directory `node.cdiDir` or `node.dataDir` on the node. The kubelet tries again.",
+			Do:    "Free space, or repair the directory `node.cdiDir` or `node.dataDir` on the node.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"the host mounts all directories for it noexec", "choose a directory for the hook program"},
 			Means: "the program that the container runtime runs for each container with a GPU couldn't be started",
 			Do:    "Choose a `node.dataDir` where programs can be started.",
@@ -51,9 +54,10 @@ func nodes() []Obstacle { //nolint:funlen // a table
 				"NVIDIA kernel driver is not loaded", "NVML library cannot be loaded", "the driver's kernel module is not loaded, or has no MIG",
 			},
 			Means: "the node has no driver, or it is being replaced",
-			Do:    "The claim is prepared when the driver is there. The node's GPUInventory says what was found: `kubectl get gpuinventory NODE -o yaml`.",
+			Do:    "The node's GPUInventory says what was found: `kubectl get gpuinventory NODE -o yaml`.",
 		},
 		{
+			Clear: true,
 			Texts: []string{"the loaded kernel driver has another version than the library"},
 			Means: "the driver was updated, and its kernel module is still the old one",
 			Do:    "Reload the module, or reboot the node.",

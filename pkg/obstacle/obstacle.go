@@ -3,7 +3,7 @@
 // claim doesn't release the devices that they need. Each obstacle has a part of the text by
 // which users meet it, whose failure it is, how it ends, and what to do.
 //
-// It is data. kubectl gpu why explains errors by it, and a table of docs/user/troubleshoot.md is
+// It is data. kubectl gpu why explains errors by it, and tables of docs/user/troubleshoot.md are
 // made of it. A test compares it with the texts of errors in the sources.
 package obstacle
 
@@ -50,6 +50,8 @@ type Obstacle struct {
 	Class Class
 	// Foreign: the texts are those of the kubelet, the container runtime or NVIDIA's programs.
 	Foreign bool
+	// Clear: the message itself says what to do. The page leaves it out.
+	Clear bool
 	// Texts are parts of messages, without what differs from one to the next: each identifies
 	// the obstacle.
 	Texts []string

@@ -13,19 +13,19 @@ func releases() []Obstacle {
 			Class: Device,
 			Texts: []string{"destroy MIG instance"},
 			Means: "the partition of an ended pod can't be destroyed",
-			Do:    "End what uses it, as the message says; the kubelet tries again.",
+			Do:    "End what uses it, as the message says.",
 		},
 		{
 			Class: Node,
 			Texts: []string{"stop what the claim shared", "stop the MPS daemon", "keep coming back", "doesn't end though it was killed"},
 			Means: "the MPS daemon of ended pods doesn't end",
-			Do:    "The supervisor has to answer; the kubelet tries again. A process that can't be killed hangs in the driver: `dmesg` on the node, and reboot it.",
+			Do:    "The supervisor has to answer. A process that can't be killed hangs in the driver: `dmesg` on the node, and reboot it.",
 		},
 		{
 			Class: Node,
 			Texts: []string{"remove the CDI spec of the claim", "delete the mark of the claim", "remove the journal record of"},
 			Means: "a file of the claim can't be removed",
-			Do:    "Repair the file system of `node.dataDir` or `node.cdiDir` on the node; the kubelet tries again.",
+			Do:    "Repair the file system of `node.dataDir` or `node.cdiDir` on the node.",
 		},
 		{
 			Class: Device,

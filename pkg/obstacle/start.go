@@ -32,6 +32,14 @@ func runtimes() []Obstacle {
 		},
 		{
 			Foreign: true,
+			Texts: []string{
+				"Node didn't have enough resource: nvidia.com/", "cannot allocate unregistered device nvidia.com/", "cannot allocate unhealthy devices nvidia.com/",
+			},
+			Means: "the pod asks for `nvidia.com/gpu` or the like in its limits, and the kubelet looks for the node's device plugin, which has gone or isn't back after a boot; or it was allocated a device by DRA, and the kubelet lacks the feature gate DRAExtendedResource",
+			Do:    "Delete the pod, which has failed (`OutOfnvidia.com/gpu`, `UnexpectedAdmissionError`), and see docs/user/install.md about extended resources.",
+		},
+		{
+			Foreign: true,
 			Texts:   []string{"failed to stat CDI host device", "error gathering device information", "failed to fulfil mount request"},
 			Means:   "a device node or a file of the driver that the claim was prepared with is gone",
 			Do: "While the driver is being replaced, it comes back. `kubelet-plugin doctor` in the plugin's pod names what is missing (`cdi-path-missing`). " +

@@ -50,6 +50,9 @@ func tables() string {
 	var out strings.Builder
 	stage := obstacle.Stage("")
 	for _, o := range obstacle.All() {
+		if o.Clear {
+			continue
+		}
 		if o.Stage != stage {
 			stage = o.Stage
 			fmt.Fprintf(&out, "\n### %s\n\n| message | of the | meaning | how it ends, and what to do |\n| --- | --- | --- | --- |\n", titles[stage])
