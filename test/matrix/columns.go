@@ -82,7 +82,7 @@ func features() []feature {
 		{name: "MIG partitions by layout", story: "mig-layout", others: true},
 		{name: "MPS shares, equal", story: "mps-shares", others: true},
 		{name: "MPS shares by size", story: "mps-consumable"},
-		{name: "MPS shares of MIG partitions", story: "mps-partitions"},
+		{name: "MPS shares of MIG partitions on demand (1.36: from 1.36.2)", story: "mps-partitions"},
 		{name: "MPS by a claim's configuration", story: "mps-config"},
 		{name: "Time slices", story: "time-slicing", others: true},
 		{name: "Extended resources (nvidia.com/gpu)", story: "extended-resources"},

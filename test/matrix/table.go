@@ -120,7 +120,7 @@ func needs(results map[string]outcome.Result) string {
 		}
 	}
 	var b strings.Builder
-	b.WriteString("| | from Kubernetes | or, with feature gates that are off by default, from |\n|---|---|---|\n")
+	b.WriteString("| | from Kubernetes, with Dynamic Resource Allocation on | or, with more feature gates that are off by default, from |\n|---|---|---|\n")
 	for _, f := range features() {
 		if f.fault {
 			continue
