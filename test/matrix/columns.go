@@ -92,6 +92,7 @@ func features() []feature {
 		{name: "Prioritized list (firstAvailable)", story: "ways-to-claim"},
 		{name: "Claims of PodGroups", story: "pod-group"},
 		{name: "GPU and network card of another driver, under one PCIe root", story: "gpu-and-nic"},
+		{name: "Ranks of nodes: small pods gather, large ones find a whole node", story: "packing"},
 		{name: "Unhealthy GPU gets no new claims", story: "gpu-health"},
 		{name: "Health of devices in the pod's status", story: "pod-status"},
 		{name: "GPU reset by the plugin", story: "gpu-reset", fault: true},
