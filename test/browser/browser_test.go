@@ -31,6 +31,9 @@ const width, height = 1440, 1000
 // patience is how long a test waits for the page to show something.
 const patience = time.Minute
 
+// life is how long a browser may be open: a call that it doesn't answer ends then, with an error.
+const life = 4 * time.Minute
+
 const markup = "<img src=x onerror=alert(1)>"
 
 // serve serves the page of a cluster until the test ends, and returns its address.
@@ -96,7 +99,9 @@ type tab struct {
 func open(t *testing.T, address string) *tab {
 	t.Helper()
 	options := slices.Concat(chromedp.DefaultExecAllocatorOptions[:], []chromedp.ExecAllocatorOption{chromedp.NoSandbox, chromedp.WindowSize(width, height)})
-	allocator, stop := chromedp.NewExecAllocator(t.Context(), options...)
+	limited, end := context.WithTimeout(t.Context(), life)
+	t.Cleanup(end)
+	allocator, stop := chromedp.NewExecAllocator(limited, options...)
 	t.Cleanup(stop)
 	ctx, closeTab := chromedp.NewContext(allocator)
 	t.Cleanup(closeTab)
