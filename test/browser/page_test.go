@@ -257,6 +257,66 @@ func TestTheme(t *testing.T) {
 	}
 }
 
+// TestKeysGoOn: a step into a pool or a node leads the keyboard to the first GPU there, from
+// which arrow keys go on, and a step back stays at the GPU.
+func TestKeysGoOn(t *testing.T) {
+	c := made(t, feedtest.Mixed)
+	p := open(t, serve(t, c))
+	p.drawn()
+	for _, opens := range []string{"pool training", "node train-1"} {
+		p.run(opens, func(*testing.T) {
+			p.focus(fmt.Sprintf("[data-key=%q]", opens))
+			p.press(kb.Enter)
+			p.until(`document.querySelector(".crumbs") !== null`)
+			p.until(`document.activeElement.matches("#map .gpu")`)
+			gpu := eval[string](p, `document.activeElement.dataset.key`)
+			p.press(kb.Escape)
+			p.until(`document.querySelector(".crumbs") === null`)
+			p.until(isFocused(gpu))
+		})
+	}
+	p.run("live", func(*testing.T) {
+		gpu := p.focus(`[data-node="train-1"] .gpu`)
+		claims := c.Objects().Claims
+		i := slices.IndexFunc(claims, func(o resourceapi.ResourceClaim) bool { return o.Name == "eval-suite-gpu" })
+		c.Claims.Delete(&claims[i])
+		p.until(`!document.querySelector('[data-node="train-1"]').innerText.includes("eval-suite")`)
+		p.until(isFocused(gpu))
+	})
+	p.run("mouse", func(*testing.T) {
+		p.mouse(`[data-key="pool training"]`, true)
+		p.until(`document.querySelector(".crumbs") !== null`)
+		p.until(`document.activeElement === document.body`)
+	})
+}
+
+// TestKeysGoOnAmongTiles: where nodes are cells, the step back leads to the node that was opened.
+func TestKeysGoOnAmongTiles(t *testing.T) {
+	p := open(t, serve(t, made(t, feedtest.Many)))
+	p.drawn()
+	p.focus(`[data-key="dev-003"]`)
+	p.press(kb.ArrowRight)
+	p.until(isFocused("dev-004"))
+	p.press(kb.Enter)
+	p.until(`document.activeElement.matches("#map .gpu")`)
+	p.press(kb.Escape)
+	p.until(isFocused("dev-004"))
+}
+
+// focus gives the focus to an element of the map as the keyboard does, and returns its key.
+func (p *tab) focus(selector string) string {
+	p.t.Helper()
+	p.press(kb.Tab) // so that the browser knows that keys are in use
+	return eval[string](p, fmt.Sprintf(`(() => {
+		document.querySelector('#map %s').focus();
+		return document.activeElement.dataset.key ?? "";
+	})()`, selector))
+}
+
+func isFocused(key string) string {
+	return fmt.Sprintf("document.activeElement.dataset.key === %q", key)
+}
+
 // TestMany: 5,000 GPUs as cells, in pools, down to one of them.
 func TestMany(t *testing.T) {
 	c := made(t, feedtest.Many)

@@ -35,7 +35,7 @@ const openPool = (pool) => go({pool, node: "", gpu: "", use: ""});
 const drawn = new Map();
 
 function nodeElement(node, form, means, selected) {
-  const signature = `${form} ${place().q ?? ""} ${node.gpus.some((g) => g.key === selected) ? selected : ""}`;
+  const signature = `${form} ${place().node ?? ""} ${place().q ?? ""} ${node.gpus.some((g) => g.key === selected) ? selected : ""}`;
   const old = drawn.get(node.name);
   if (old?.node === node && old.signature === signature) return old.element;
   const element = form === "tiles" ? tile(node, means, openNode) : nodeCardOf(node, means, selected);
@@ -47,7 +47,7 @@ function nodeCardOf(node, means, selected) {
   const gpus = means ? node.gpus.filter(means) : node.gpus;
   const models = [...new Set(node.gpus.map((g) => g.model || "unknown model"))];
   return h("section.node", {"data-node": node.name, "aria-label": node.name},
-    h("h3", null, h("button.link", {type: "button", "data-key": `node ${node.name}`, onclick: () => openNode(node.name)}, node.name),
+    h("h3", null, place().node ? node.name : h("button.link", {type: "button", "data-key": `node ${node.name}`, onclick: () => openNode(node.name)}, node.name),
       h("span", null, models.map((m) => `${node.gpus.filter((g) => (g.model || "unknown model") === m).length}× ${m}`).join(", ")),
       node.driverVersion ? h("span", null, `driver ${node.driverVersion}`) : null,
       node.rank ? h("span", null, node.rank) : null,
@@ -62,29 +62,43 @@ function drawMap(at, nodes, means) {
   const count = means ? gpusOf(shown).filter(means).length : gpusOf(shown).length;
   const form = count <= (at.pool || at.node ? rowsUpTo.pool : rowsUpTo.cluster) ? "rows" : "tiles";
   const inView = form === "rows" ? shown : nodes;
-  const sections = pools(inView).map((p) => poolElement(p, form, means, at, gpusOf(inView).length));
-  keepFocus(() => replace(el("map"), [crumbs(at, count, means), ...sections, inView.length ? null : nothing(at)]));
   const map = el("map");
+  const byKeys = document.activeElement.matches("#map :focus-visible");
+  keepFocus(() => replace(map, [
+    crumbs(at, count, means), ...pools(inView).map((p) => poolElement(p, form, means, at, gpusOf(inView).length)), inView.length ? null : nothing(at),
+  ]));
   map.dataset.form = form;
   map.dataset.gpus = count;
   if (!map.querySelector('[data-nav][tabindex="0"]')) map.querySelector("[data-nav]")?.setAttribute("tabindex", "0");
+  if (byKeys && !map.contains(document.activeElement)) resume(map);
+  shownLast = at;
+}
+
+let shownLast = {}; // the place that was drawn last
+
+// resume gives the focus, whose element has gone, to what opened the place that was left, or
+// else to the first GPU: arrow keys go on from there. Who uses a mouse or a finger isn't moved.
+function resume(map) {
+  const opened = [`node ${shownLast.node}`, shownLast.node ?? "", `pool ${shownLast.pool}`];
+  const to = opened.map((key) => map.querySelector(`[data-key="${CSS.escape(key)}"]`)).find(Boolean);
+  focusOn(to ?? map.querySelector("[data-nav]") ?? map);
 }
 
 const sections = new Map(); // of pools, by name
 
 function poolElement(pool, form, means, at, gpus) {
-  const section = sections.get(pool.name) ?? h("section.pool", {"data-pool": pool.name});
+  const section = sections.get(pool.name) ?? h("section.pool", {"data-pool": pool.name}, h("div.poolhead"), h("div.nodes"));
   sections.set(pool.name, section);
   const t = totals(gpusOf(pool.nodes));
-  const body = section.querySelector(":scope > .nodes") ?? h("div.nodes");
+  const [head, body] = section.children; // they stay, so that what has the focus does
   body.className = `nodes ${form}${form === "tiles" && gpus <= 768 ? " large" : ""}`;
   replace(body, pool.nodes.map((n) => nodeElement(n, form, means, at.gpu)));
-  const head = h("div.poolhead", null,
+  replace(head, [
     h("h2", null, at.pool ? pool.name : h("button.link", {type: "button", "data-key": `pool ${pool.name}`, onclick: () => openPool(pool.name)}, pool.name)),
     h("span", null, `${plural(t.gpus, "GPU")} on ${plural(pool.nodes.length, "node")}`),
     h("ul.mini", null, Object.entries(t.states).filter(([, n]) => n).map(([k, n]) => h("li", {"data-state": k, title: k}, glyph(k), number(n)))),
-    form === "tiles" && t.fits.length ? h("ul.chips", null, t.fits.slice(0, 4).map((f) => h("li", null, h("b", null, number(f.count)), `× ${f.name}`))) : null);
-  section.replaceChildren(head, body);
+    form === "tiles" && t.fits.length ? h("ul.chips", null, t.fits.slice(0, 4).map((f) => h("li", null, h("b", null, number(f.count)), `× ${f.name}`))) : null,
+  ]);
   return section;
 }
 
@@ -250,10 +264,16 @@ function move(from, dx, dy) {
     const across = dx ? Math.abs(b.top - a.top) : Math.abs(b.left - a.left);
     if (along > 1 && along + 4 * across < least) [best, least] = [to, along + 4 * across];
   }
-  if (!best) return;
-  el("map").querySelectorAll('[data-nav][tabindex="0"]').forEach((x) => x.setAttribute("tabindex", "-1"));
-  best.setAttribute("tabindex", "0");
-  best.focus();
+  if (best) focusOn(best);
+}
+
+// focusOn gives the focus to an element of the map; of GPUs and tiles, Tab leads to that one.
+function focusOn(to) {
+  if (to.matches("[data-nav]")) {
+    el("map").querySelectorAll('[data-nav][tabindex="0"]').forEach((x) => x.setAttribute("tabindex", "-1"));
+    to.setAttribute("tabindex", "0");
+  }
+  to.focus();
 }
 
 function keys(e) {
@@ -302,7 +322,7 @@ el("skip").onclick = (e) => {
 };
 document.addEventListener("keydown", keys);
 document.addEventListener("mouseover", (e) => tip(e.target));
-document.addEventListener("focusin", (e) => tip(e.target));
+document.addEventListener("focusin", (e) => e.target.matches(":focus-visible") && tip(e.target));
 document.addEventListener("scroll", () => tip(null), {passive: true});
 addEventListener("popstate", schedule);
 addEventListener("hashchange", schedule);
