@@ -317,6 +317,22 @@ func isFocused(key string) string {
 	return fmt.Sprintf("document.activeElement.dataset.key === %q", key)
 }
 
+// TestPhone: on a narrow screen nothing is cut off, what needs attention comes first, and the
+// GPU that was touched is described where the user looks.
+func TestPhone(t *testing.T) {
+	p := open(t, serve(t, made(t, feedtest.Mixed)))
+	if err := chromedp.Do(p.ctx, chromedp.EmulateViewport(390, 844)); err != nil {
+		t.Fatal(err)
+	}
+	p.drawn()
+	p.until(`document.documentElement.scrollWidth <= innerWidth`)
+	p.until(`document.querySelector("#attention").getBoundingClientRect().bottom < document.querySelector("#map").getBoundingClientRect().top`)
+	p.mouse(`[data-node="train-1"] .gpu`, true)
+	p.until(`!document.querySelector("#inspector").hidden`)
+	p.until(`(({top, bottom}) => top > 0 && bottom <= innerHeight)(document.querySelector("#inspector").getBoundingClientRect())`)
+	p.until(`document.querySelector('[aria-pressed="true"].gpu').getBoundingClientRect().bottom < document.querySelector("#inspector").getBoundingClientRect().top`)
+}
+
 // TestMany: 5,000 GPUs as cells, in pools, down to one of them.
 func TestMany(t *testing.T) {
 	c := made(t, feedtest.Many)

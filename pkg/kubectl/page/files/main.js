@@ -141,9 +141,11 @@ function draw() {
   drawNotes();
   if (everything.length) keepFocus(() => drawTotals(gpusOf(nodes), nodes, at.q ?? "", search));
   else el("totals").replaceChildren();
+  const before = shownLast.gpu;
   drawMap(at, nodes, means);
   const gpu = at.gpu ? gpusOf(everything).find((g) => g.key === at.gpu) : null;
   drawInspector(gpu, at.use, () => go({gpu: "", use: ""}));
+  if (gpu && before !== at.gpu) el("map").querySelector('[aria-pressed="true"]')?.scrollIntoView({block: "nearest"});
   if (model.cluster && known) {
     drawAttention(model.cluster, everything, gpusOf(everything).length <= 256, (key) => select(key), search);
     drawPolicies(model.cluster.policies, search);
