@@ -40,6 +40,12 @@ func runtimes() []Obstacle {
 		},
 		{
 			Foreign: true,
+			Texts:   []string{"endpoint not found in cache for a registered resource"},
+			Means:   "the pod asks for `nvidia.com/gpu` or the like in its limits and got a device by DRA, and the kubelet still looks for the device plugin that the node had (`CreateContainerConfigError`)",
+			Do:      "Use a pod with a claim of its own, or join the node to the cluster again: docs/user/migrate.md says which kubelets do this.",
+		},
+		{
+			Foreign: true,
 			Texts:   []string{"failed to stat CDI host device", "error gathering device information", "failed to fulfil mount request"},
 			Means:   "a device node or a file of the driver that the claim was prepared with is gone",
 			Do: "While the driver is being replaced, it comes back. `kubelet-plugin doctor` in the plugin's pod names what is missing (`cdi-path-missing`). " +
