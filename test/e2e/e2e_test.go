@@ -42,7 +42,7 @@ func TestStories(t *testing.T) {
 	stories := queue(t)
 	var lanes sync.WaitGroup
 	for i := range *laneCount {
-		l := &lane{name: fmt.Sprintf("%s-%d", *clusters, i), first: i == 0, image: image}
+		l := &lane{name: fmt.Sprintf("%s-%d", *clusters, i), image: image}
 		lanes.Go(func() { l.run(t, stories) })
 	}
 	lanes.Wait()

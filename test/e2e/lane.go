@@ -12,6 +12,7 @@ import (
 	goruntime "runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,14 +84,16 @@ func queue(t *testing.T) <-chan string {
 	return stories
 }
 
-// crowded is the number of processes for each processor that run or wait to, above which only the
-// first lane starts a story: from about twice of it on, requests to the API servers time out.
+// crowded is the number of processes for each processor that run or wait to, above which a lane
+// starts no story beside another's: from about twice of it on, requests to the API servers time out.
 const crowded = 20
+
+// inStory counts the lanes that run a story.
+var inStory atomic.Int32
 
 // lane runs stories one after the other on a cluster of its own.
 type lane struct {
 	name   string
-	first  bool
 	image  string
 	stack  *stack.Stack // nil until the first story
 	failed bool         // the cluster didn't come up
@@ -101,7 +104,7 @@ type lane struct {
 func (l *lane) run(t *testing.T, stories <-chan string) {
 	defer l.down(t)
 	for {
-		if err := l.uncrowded(t.Context()); err != nil {
+		if err := uncrowded(t.Context(), stories); err != nil {
 			t.Errorf("%s: %v", l.name, err)
 			return
 		}
@@ -109,11 +112,13 @@ func (l *lane) run(t *testing.T, stories <-chan string) {
 		if !more {
 			return
 		}
+		inStory.Add(1)
 		began, ran := time.Now(), false
 		passed := t.Run(name, func(t *testing.T) {
 			ran = true
 			l.story(t, name)
 		})
+		inStory.Add(-1)
 		if l.failed {
 			return
 		}
@@ -123,9 +128,9 @@ func (l *lane) run(t *testing.T, stories <-chan string) {
 	}
 }
 
-// uncrowded returns at once in the first lane, and in the others when the machine isn't crowded: on a
-// slow machine, or beside other work, fewer stories run at a time.
-func (l *lane) uncrowded(ctx context.Context) error {
+// uncrowded returns when the machine isn't crowded, no story runs, or none is left: on a slow
+// machine, or beside other work, fewer stories run at a time.
+func uncrowded(ctx context.Context, stories <-chan string) error {
 	return wait.PollUntilContextCancel(ctx, 5*time.Second, true, func(context.Context) (bool, error) {
 		text, err := os.ReadFile("/proc/loadavg")
 		if err != nil {
@@ -135,7 +140,7 @@ func (l *lane) uncrowded(ctx context.Context) error {
 		if _, err := fmt.Sscan(string(text), &load); err != nil {
 			return false, fmt.Errorf("read /proc/loadavg: %w", err)
 		}
-		return l.first || load < float64(crowded*goruntime.NumCPU()), nil
+		return inStory.Load() == 0 || len(stories) == 0 || load < float64(crowded*goruntime.NumCPU()), nil
 	})
 }
 
