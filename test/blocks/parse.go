@@ -66,6 +66,9 @@ func (p *parser) read(at int) (int, error) {
 	line := p.lines[at]
 	text := strings.TrimSpace(line)
 	if m := fence.FindStringSubmatch(line); m != nil {
+		if strings.TrimSpace(m[4]) != "" {
+			return 0, fmt.Errorf("text behind the language of a fence isn't shown: %w", errPage)
+		}
 		end := p.find(at+1, func(l string) bool { return strings.TrimSpace(l) == m[2] })
 		return end + 1, p.add(at+1, m[3], dedented(p.lines[at+1:end], m[1]))
 	}

@@ -76,6 +76,7 @@ az
 		"mark of a text":      "<!-- not run: because -->\n'''text\n'''\n",
 		"unknown language":    "'''bash\nls\n'''\n",
 		"mark without reason": "<!-- not run -->\n'''sh\ngcloud\n'''\n",
+		"text behind a fence": "'''sh kubectl get pods\n'''\n",
 		"rest without reason": "<!-- not run from here: -->\n'''sh\ngcloud\n'''\n",
 		"duration of nothing": "<!-- run for: ever -->\n'''sh\nsleep\n'''\n",
 	} {
