@@ -192,11 +192,11 @@ phase_churn() {
       [ "$(date +%s)" -lt $end ] || break
     done
   done
-  note "  $churn_pods pods in $wave waves in $(($(date +%s) - start)) s, $churn_errors errors; one more in each wave was deleted by force"
+  note "  $churn_pods pods in $wave waves in $(($(date +%s) - start)) s, $churn_errors errors; one more in each wave of several was deleted by force"
   k delete sharingpolicies --all --wait=true
   k -n tessera-system rollout status daemonset/tessera-node --timeout=60s
-  # Killed in each wave, it may wait for minutes until it is started again.
-  k -n tessera-system rollout status daemonset/tessera-mps --timeout=330s
+  # Killed often, the supervisor may wait for minutes until it is started again.
+  k -n tessera-system wait --for=condition=Ready pod -l app.kubernetes.io/component=mps --timeout=330s
   await 60 "the daemons' end" no_daemon
   await 30 "$gpus whole GPUs" offers gpu "$gpus"
   same "GPU memory in use (MiB)" "$(gpu_memory)" "$memory"
