@@ -75,6 +75,7 @@ function drawMap(at, nodes, means) {
 }
 
 let shownLast = {}; // the place that was drawn last
+let scrolledTo = ""; // the GPU that was last scrolled to
 
 // resume gives the focus, whose element has gone, to what opened the place that was left, or
 // else to the first GPU: arrow keys go on from there. Who uses a mouse or a finger isn't moved.
@@ -141,11 +142,12 @@ function draw() {
   drawNotes();
   if (everything.length) keepFocus(() => drawTotals(gpusOf(nodes), nodes, at.q ?? "", search));
   else el("totals").replaceChildren();
-  const before = shownLast.gpu;
   drawMap(at, nodes, means);
   const gpu = at.gpu ? gpusOf(everything).find((g) => g.key === at.gpu) : null;
   drawInspector(gpu, at.use, () => go({gpu: "", use: ""}));
-  if (gpu && before !== at.gpu) el("map").querySelector('[aria-pressed="true"]')?.scrollIntoView({block: "nearest"});
+  // Once for each GPU, when its node is there.
+  if (gpu && scrolledTo !== at.gpu) el("map").querySelector('[aria-pressed="true"]')?.scrollIntoView({block: "nearest"});
+  scrolledTo = gpu ? at.gpu : "";
   if (model.cluster && known) {
     drawAttention(model.cluster, everything, gpusOf(everything).length <= 256, (key) => select(key), search);
     drawPolicies(model.cluster.policies, search);
