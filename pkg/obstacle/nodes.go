@@ -9,7 +9,7 @@ func nodes() []Obstacle { //nolint:funlen // a table
 				"an MPS daemon that no claim needs may still be on GPU",
 			},
 			Means: "the claim waits for the start or the end of an MPS daemon, and the supervisor's pod on the node doesn't exist or isn't ready",
-			Do: "`kubectl get pods -n NAMESPACE -l app.kubernetes.io/component=mps -o wide`; with `mps.enabled=false` there is none. " +
+			Do: "See the supervisor's pod: `kubectl get pods -n NAMESPACE -l app.kubernetes.io/component=mps -o wide`; with `mps.enabled=false` there is none. " +
 				"Meanwhile pods with shares don't start, and don't end if a daemon has to be stopped.",
 		},
 		{
