@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Runs levels of the tests, and lists the ten slowest tests of all. e2e runs
-# beside the other levels, which run one after the other: stories mostly wait.
-# Then every level runs to its end. Its output is shown when it has ended, and again
-# at the end if it has failed; until then a line every half minute.
+# Runs levels of the tests one after the other, and lists the ten slowest tests of all. Two at
+# the same time need as long together, as each uses all processors, and API servers time out.
+# Every level runs to its end; the output of one that has failed is shown again at the end.
 # Everything that tests print is kept in _output/test: LEVEL.json as go test
 # -json writes it, LEVEL.out as it is shown.
 #
-# usage: hack/test.sh [LEVEL...]   unit, integration or e2e; default: all of these, integration first
+# usage: hack/test.sh [LEVEL...]   unit, integration or e2e; default: all of these
 #        hack/test.sh reliability  only the tests that docs/dev/reliability.md counts, of all levels
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -110,78 +109,6 @@ reliability() {
 
 e2e() { tests e2e -timeout 60m -tags e2e -p 2 ./test/e2e ./sim/cluster; }
 
-# show prints what a level printed, and how it ended.
-show() { # LEVEL STATUS SECONDS
-	local verdict=took
-	[ "$2" -eq 0 ] || verdict="FAILED with $2 after"
-	{
-		flock 9
-		printf '%s\n' "test: $1" "$(<"$logs/$1.out")" "test: $1 $verdict $3 s"
-	} 9>"$logs/.lock"
-}
-
-# track runs levels one after the other, and shows them. A level's status and
-# seconds are in LEVEL.ended.
-track() { # NICENESS LEVEL...
-	local niceness=$1 level began status
-	shift
-	for level; do
-		began=$SECONDS status=0
-		nice -n "$niceness" hack/test.sh --only "$level" >"$logs/$level.out" 2>&1 || status=$?
-		echo "$status $((SECONDS - began))" >"$logs/$level.ended"
-		show "$level" "$status" $((SECONDS - began))
-	done
-}
-
-# beat says every half minute how far the levels are that run. It stops them if this
-# script was killed.
-beat() {
-	local level
-	while sleep 30; do
-		kill -0 $$ 2>/dev/null || stop
-		for level in "${levels[@]}"; do
-			[[ -s $logs/$level.out && ! -e $logs/$level.ended ]] || continue
-			echo "test: $SECONDS s so far, $level: $(tail -n 1 "$logs/$level.out")"
-		done
-	done
-}
-
-jobs=()
-# stop ends the jobs, each of which is a process group.
-stop() {
-	local job
-	for job in "${jobs[@]}"; do
-		kill -- "-$job" 2>/dev/null || true
-	done
-}
-
-# beside runs the tracks at the same time. The stories have priority, because the
-# kubelet and others have timers.
-beside() { # LEVEL... without e2e
-	local level failed=0 status took
-	trap stop EXIT
-	trap 'exit 130' INT
-	trap 'exit 143' TERM
-	set -m
-	track 5 "$@" </dev/null &
-	jobs+=($!)
-	track 0 e2e </dev/null &
-	jobs+=($!)
-	beat </dev/null &
-	jobs+=($!)
-	set +m
-	wait "${jobs[0]}"
-	wait "${jobs[1]}"
-	stop
-	for level in "${levels[@]}"; do
-		read -r status took <"$logs/$level.ended"
-		[ "$status" -ne 0 ] || continue
-		show "$level" "$status" "$took"
-		failed=$status
-	done
-	return "$failed"
-}
-
 case ${1:-} in
 --only)
 	"$2"
@@ -194,25 +121,21 @@ case ${1:-} in
 	;;
 esac
 
-levels=("$@")
-[ ${#levels[@]} -gt 0 ] || levels=(integration unit e2e)
-others=() files=()
+levels=("$@") failed=() files=()
+[ ${#levels[@]} -gt 0 ] || levels=(unit integration e2e)
 mkdir -p "$logs"
-for level in "${levels[@]}"; do
-	rm -f "$logs/$level".{json,out,ended}
-	files+=("$logs/$level.json")
-	[ "$level" = e2e ] || others+=("$level")
-done
 "$go" build -o "$logs/testlog" ./hack/testlog
-if [[ ${#others[@]} -gt 0 && ${#others[@]} -lt ${#levels[@]} ]]; then
-	beside "${others[@]}"
-else
-	for level in "${levels[@]}"; do
-		began=$SECONDS
-		echo "test: $level"
-		"$level"
-		echo "test: $level took $((SECONDS - began)) s"
-	done
-fi
+for level in "${levels[@]}"; do
+	began=$SECONDS verdict=took
+	echo "test: $level"
+	rm -f "$logs/$level.json"
+	hack/test.sh --only "$level" 2>&1 | tee "$logs/$level.out" || { verdict="FAILED after"; failed+=("$level"); }
+	echo "test: $level $verdict $((SECONDS - began)) s"
+	[ ! -e "$logs/$level.json" ] || files+=("$logs/$level.json")
+done
 echo "test: all of it took $SECONDS s; the slowest:"
-"$logs/testlog" -slowest 10 "${files[@]}"
+[ ${#files[@]} -eq 0 ] || "$logs/testlog" -slowest 10 "${files[@]}"
+for level in "${failed[@]}"; do
+	printf '%s\n' "test: $level FAILED" "$(<"$logs/$level.out")"
+done
+[ ${#failed[@]} -eq 0 ] || { echo "test: FAILED: ${failed[*]}"; exit 1; }
