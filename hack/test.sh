@@ -109,6 +109,15 @@ reliability() {
 
 e2e() { tests e2e -timeout 60m -tags e2e -p 2 ./test/e2e ./sim/cluster; }
 
+# beat says every half minute for how long a level has run, as some packages take minutes. It
+# ends with this script, and doesn't hold its output open.
+beat() { # LEVEL
+	local began=$SECONDS
+	while sleep 30 </dev/null >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+		echo "test: $1: $((SECONDS - began)) s so far"
+	done
+}
+
 case ${1:-} in
 --only)
 	"$2"
@@ -129,7 +138,9 @@ for level in "${levels[@]}"; do
 	began=$SECONDS verdict=took
 	echo "test: $level"
 	rm -f "$logs/$level.json"
+	beat "$level" &
 	hack/test.sh --only "$level" 2>&1 | tee "$logs/$level.out" || { verdict="FAILED after"; failed+=("$level"); }
+	kill $!
 	echo "test: $level $verdict $((SECONDS - began)) s"
 	[ ! -e "$logs/$level.json" ] || files+=("$logs/$level.json")
 done
