@@ -7,12 +7,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -84,13 +81,6 @@ func queue(t *testing.T) <-chan string {
 	return stories
 }
 
-// crowded is the number of processes for each processor that run or wait to, above which a lane
-// starts no story beside another's: from about twice of it on, requests to the API servers time out.
-const crowded = 20
-
-// inStory counts the lanes that run a story.
-var inStory atomic.Int32
-
 // lane runs stories one after the other on a cluster of its own.
 type lane struct {
 	name   string
@@ -103,22 +93,12 @@ type lane struct {
 // can't be brought up.
 func (l *lane) run(t *testing.T, stories <-chan string) {
 	defer l.down(t)
-	for {
-		if err := uncrowded(t.Context(), stories); err != nil {
-			t.Errorf("%s: %v", l.name, err)
-			return
-		}
-		name, more := <-stories
-		if !more {
-			return
-		}
-		inStory.Add(1)
+	for name := range stories {
 		began, ran := time.Now(), false
 		passed := t.Run(name, func(t *testing.T) {
 			ran = true
 			l.story(t, name)
 		})
-		inStory.Add(-1)
 		if l.failed {
 			return
 		}
@@ -126,22 +106,6 @@ func (l *lane) run(t *testing.T, stories <-chan string) {
 			t.Logf("progress: %s: %s passed: %t (%.0f s)", l.name, name, passed, time.Since(began).Seconds())
 		}
 	}
-}
-
-// uncrowded returns when the machine isn't crowded, no story runs, or none is left: on a slow
-// machine, or beside other work, fewer stories run at a time.
-func uncrowded(ctx context.Context, stories <-chan string) error {
-	return wait.PollUntilContextCancel(ctx, 5*time.Second, true, func(context.Context) (bool, error) {
-		text, err := os.ReadFile("/proc/loadavg")
-		if err != nil {
-			return false, err
-		}
-		var load float64 // over the last minute
-		if _, err := fmt.Sscan(string(text), &load); err != nil {
-			return false, fmt.Errorf("read /proc/loadavg: %w", err)
-		}
-		return inStory.Load() == 0 || len(stories) == 0 || load < float64(crowded*goruntime.NumCPU()), nil
-	})
 }
 
 func (l *lane) story(t *testing.T, name string) {
