@@ -16,14 +16,15 @@ import (
 
 // pod creates a pod with one container, main, that sleeps.
 //
-//	pod [NAMESPACE/]NAME [template=TEMPLATE[,TEMPLATE] | claim=CLAIM] [group=PODGROUP] [node=NODE] [userns] [stubborn | client | alone]
+//	pod [NAMESPACE/]NAME [template=TEMPLATE[,TEMPLATE...] | claim=CLAIM] [group=PODGROUP] [node=NODE] [userns] [stubborn | client | alone]
 //
 // A stubborn pod doesn't end on SIGTERM. An alone pod fails if the container of another
 // alone pod of the story still runs on the node. A client is a CUDA program that uses
 // its GPU all the time, and ends, with its container, when anything happens to
 // it. A userns pod has a user namespace. All of a story's pods have the label story, which is the name of its
-// namespace. In the pod, a claim from a template is named gpu, one from a second template
-// like that, and another one as it is, because the kubelet of 1.34 reports the health of such claims only.
+// namespace. In the pod, a claim from a template is named gpu, and another one as it is,
+// because the kubelet of 1.34 reports the health of such claims only. Claims from further
+// templates are named like these.
 func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 	createPod(ts, s, podOf(ts, neg, args))
 }
@@ -31,7 +32,7 @@ func pod(ts *testscript.TestScript, s *stack.Stack, neg bool, args []string) {
 // podOf returns the pod that a command describes.
 func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 	if neg || len(args) == 0 {
-		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE[,TEMPLATE] | claim=CLAIM] [group=PODGROUP] [node=NODE] [userns] [stubborn | client | alone]")
+		ts.Fatalf("usage: pod [NAMESPACE/]NAME [template=TEMPLATE[,TEMPLATE...] | claim=CLAIM] [group=PODGROUP] [node=NODE] [userns] [stubborn | client | alone]")
 	}
 	namespace, name := address(ts, args[0])
 	p := &corev1.Pod{
@@ -48,10 +49,12 @@ func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 		key, value, _ := strings.Cut(arg, "=")
 		switch key {
 		case "template":
-			first, second, both := strings.Cut(value, ",")
-			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &first}}
-			if both {
-				p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, corev1.PodResourceClaim{Name: second, ResourceClaimTemplateName: &second})
+			for i, template := range strings.Split(value, ",") {
+				claim := corev1.PodResourceClaim{Name: template, ResourceClaimTemplateName: &template}
+				if i == 0 {
+					claim.Name = "gpu"
+				}
+				p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, claim)
 			}
 		case "claim":
 			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: value, ResourceClaimName: &value}}
@@ -72,8 +75,8 @@ func podOf(ts *testscript.TestScript, neg bool, args []string) *corev1.Pod {
 			ts.Fatalf("pod: don't know %q", arg)
 		}
 	}
+	resources := &p.Spec.Containers[0].Resources
 	for _, claim := range p.Spec.ResourceClaims {
-		resources := &p.Spec.Containers[0].Resources
 		resources.Claims = append(resources.Claims, corev1.ResourceClaim{Name: claim.Name})
 	}
 	return p
