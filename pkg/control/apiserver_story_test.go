@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -122,6 +123,16 @@ func connect(dir string, file []byte, config *rest.Config) (err error) {
 	slices = resource.ResourceSlices()
 	claims = claimClient{resource.ResourceClaims("default"), resource}
 	return nil
+}
+
+// serverConfig returns how a story's own client reaches the API server.
+func serverConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config
 }
 
 // claimClient can change a claim's status on a server of Kubernetes 1.33, too: there the

@@ -16,7 +16,6 @@ import (
 	"testing"
 
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 )
 
 // detour is a proxy for the API server that one controller uses. It records that
@@ -35,10 +34,7 @@ func newDetour(t *testing.T) *detour {
 	t.Helper()
 	d := &detour{kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
 	d.mended = sync.NewCond(&d.mu)
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := serverConfig(t)
 	server, err := url.Parse(config.Host)
 	if err != nil {
 		t.Fatal(err)

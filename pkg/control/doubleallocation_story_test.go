@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
@@ -55,10 +54,7 @@ func bySize() v1alpha1.Plan {
 // refuses makes a node's plugin report a double allocation.
 func refuses(t *testing.T, n *node) {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := serverConfig(t)
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		t.Fatal(err)

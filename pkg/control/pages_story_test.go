@@ -19,7 +19,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 )
@@ -71,10 +70,7 @@ type lists struct {
 // recordLists has controllers reach the API server through a proxy that records lists.
 func recordLists(t *testing.T) *lists {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := serverConfig(t)
 	transport, err := rest.TransportFor(config)
 	if err != nil {
 		t.Fatal(err)

@@ -3,22 +3,20 @@
 package control_test
 
 import (
-	"bytes"
 	"fmt"
+	stdslices "slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/discovery"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/test/metrics"
 )
 
 // TestRanksAreWrittenOnce: while no rank changes, a controller sends no write of any Node, also
@@ -99,31 +97,18 @@ func versionsOfNodes(t *testing.T, nodes []*node) map[string]string {
 // deletes don't count.
 func nodeWrites(t *testing.T) int {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	server, err := discovery.NewDiscoveryClientForConfig(serverConfig(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := server.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	parser := expfmt.NewTextParser(model.LegacyValidation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	families, err := metrics.Server(t.Context(), server.RESTClient(), "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
 	requests := 0
 	for _, m := range families["apiserver_request_total"].GetMetric() {
-		labels := make(map[string]string)
-		for _, l := range m.GetLabel() {
-			labels[l.GetName()] = l.GetValue()
-		}
-		verb := labels["verb"]
-		if labels["resource"] == "nodes" && labels["subresource"] == "" && (verb == "PATCH" || verb == "APPLY" || verb == "PUT") {
+		write := stdslices.Contains([]string{"PUT", "PATCH", "APPLY"}, metrics.Label(m, "verb"))
+		if write && metrics.Label(m, "resource") == "nodes" && metrics.Label(m, "subresource") == "" {
 			requests += int(m.GetCounter().GetValue())
 		}
 	}

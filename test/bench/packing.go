@@ -25,6 +25,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/test/metrics"
 )
 
 // packingOptions are those of the part packing.
@@ -291,7 +292,7 @@ func (t *packingTrial) nodeWrites(ctx context.Context) (n float64, err error) {
 		return 0, err
 	}
 	for _, m := range families["apiserver_request_total"].GetMetric() {
-		if label(m, "resource") == "nodes" && slices.Contains([]string{"PUT", "PATCH", "APPLY"}, label(m, "verb")) {
+		if metrics.Label(m, "resource") == "nodes" && slices.Contains([]string{"PUT", "PATCH", "APPLY"}, metrics.Label(m, "verb")) {
 			n += m.GetCounter().GetValue()
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -9,10 +10,9 @@ import (
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/tessera-dra/tessera/test/metrics"
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
@@ -102,26 +102,11 @@ func (b *bench) kubeletTimes(ctx context.Context) (map[string]time.Duration, err
 }
 
 // kubeletMetrics returns the metrics of a node's kubelet.
-func (b *bench) kubeletMetrics(ctx context.Context, node string) (map[string]*dto.MetricFamily, error) {
-	stream, err := b.stack.Kube().CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", node, "proxy/metrics").Stream(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read the metrics of the kubelet on %s: %w", node, err)
-	}
-	defer stream.Close()
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(stream)
-	if err != nil {
-		return nil, fmt.Errorf("parse the metrics of the kubelet on %s: %w", node, err)
-	}
-	return families, nil
+func (b *bench) kubeletMetrics(ctx context.Context, node string) (metrics.Families, error) {
+	return metrics.Server(ctx, b.stack.Kube().CoreV1().RESTClient(), "/api/v1/nodes", node, "proxy/metrics")
 }
 
 // operationOf returns the operation that a metric is about.
 func operationOf(m *dto.Metric) string {
-	for _, l := range m.GetLabel() {
-		if l.GetName() == "operation_type" || l.GetName() == "operation_name" {
-			return l.GetValue()
-		}
-	}
-	return ""
+	return cmp.Or(metrics.Label(m, "operation_type"), metrics.Label(m, "operation_name"))
 }

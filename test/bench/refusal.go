@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
 	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/test/metrics"
 	"github.com/tessera-dra/tessera/test/stack"
 )
 
@@ -264,8 +264,7 @@ func (b *bench) failedPrepares(ctx context.Context, node string) (n uint64, _ er
 		return 0, err
 	}
 	for _, m := range families["dra_operations_duration_seconds"].GetMetric() {
-		failed := func(l *dto.LabelPair) bool { return l.GetName() == "is_error" && l.GetValue() == "true" }
-		if operationOf(m) == "PrepareResources" && slices.ContainsFunc(m.GetLabel(), failed) {
+		if operationOf(m) == "PrepareResources" && metrics.Label(m, "is_error") == "true" {
 			n += m.GetHistogram().GetSampleCount()
 		}
 	}

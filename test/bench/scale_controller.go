@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -14,10 +13,9 @@ import (
 	"syscall"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/tessera-dra/tessera/test/metrics"
 )
 
 // controllerProcess is the controller's program, running.
@@ -126,22 +124,13 @@ func get(ctx context.Context, url string) (*http.Response, error) {
 }
 
 // scrape reads the metrics that are served at a URL, by name.
-func scrape(ctx context.Context, url string) (map[string]*dto.MetricFamily, error) {
+func scrape(ctx context.Context, url string) (metrics.Families, error) {
 	r, err := get(ctx, url)
 	if err != nil {
 		return nil, fmt.Errorf("read metrics: %w", err)
 	}
 	defer r.Body.Close()
-	return parseMetrics(r.Body)
-}
-
-func parseMetrics(text io.Reader) (map[string]*dto.MetricFamily, error) {
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(text)
-	if err != nil {
-		return nil, fmt.Errorf("read metrics: %w", err)
-	}
-	return families, nil
+	return metrics.Parse(r.Body)
 }
 
 func tail(file string) []byte {

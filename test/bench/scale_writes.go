@@ -1,16 +1,16 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/tessera-dra/tessera/test/metrics"
 )
 
 // writesOf prints how many objects were written while f ran, Leases aside. Nothing else
@@ -39,9 +39,9 @@ func (s *scaleBench) apiWrites(ctx context.Context) (n float64, err error) {
 		return 0, err
 	}
 	for _, m := range families["apiserver_request_total"].GetMetric() {
-		switch label(m, "verb") {
+		switch metrics.Label(m, "verb") {
 		case "POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION":
-			if label(m, "resource") != "leases" && label(m, "dry_run") == "" {
+			if metrics.Label(m, "resource") != "leases" && metrics.Label(m, "dry_run") == "" {
 				n += m.GetCounter().GetValue()
 			}
 		}
@@ -49,12 +49,8 @@ func (s *scaleBench) apiWrites(ctx context.Context) (n float64, err error) {
 	return n, nil
 }
 
-func (s *scaleBench) serverMetrics(ctx context.Context) (map[string]*dto.MetricFamily, error) {
-	text, err := s.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read the API server's metrics: %w", err)
-	}
-	return parseMetrics(bytes.NewReader(text))
+func (s *scaleBench) serverMetrics(ctx context.Context) (metrics.Families, error) {
+	return metrics.Server(ctx, s.kube.Discovery().RESTClient(), "/metrics")
 }
 
 // processorTimes returns what the API server and the controller have used since their
@@ -87,15 +83,6 @@ func (s *scaleBench) processorTimeOf(ctx context.Context, name string, f func() 
 	s.figure(s.sized(name+"_server_cpu", "s"), server2-server)
 	s.figure(s.sized(name+"_cpu", "s"), controller2-controller)
 	return nil
-}
-
-func label(m *dto.Metric, name string) string {
-	for _, l := range m.GetLabel() {
-		if l.GetName() == name {
-			return l.GetValue()
-		}
-	}
-	return ""
 }
 
 // idleWrites counts writes and processor time while nothing happens.
