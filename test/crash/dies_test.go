@@ -142,13 +142,15 @@ func (op operation) steps(t *testing.T) []string {
 
 // inForeground leaves out the steps of the background, which run at a different time each
 // time. The background also ensures a daemon when it is the first to see that a claim needs
-// other limits: the operation's own call is the second then.
+// other limits: the operation's own call is the second then. And once a stop has begun, it
+// asks for the daemon's end (sharing.stopped) only if the supervisor hasn't reported it yet.
 func inForeground(steps []string) []string {
-	ensured := false
+	ensured, begun := false, false
 	return slices.DeleteFunc(steps, func(s string) bool {
-		again := ensured && strings.HasPrefix(s, "sharing.ensured")
-		ensured = ensured || strings.HasPrefix(s, "sharing.ensured")
-		return again || strings.HasPrefix(s, "recover.")
+		ensures, stops := strings.HasPrefix(s, "sharing.ensured"), strings.HasPrefix(s, "sharing.stopped")
+		drop := ensures && ensured || stops && begun || strings.HasPrefix(s, "recover.")
+		ensured, begun = ensured || ensures, begun || s == "sharing.stopBegun"
+		return drop
 	})
 }
 

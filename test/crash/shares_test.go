@@ -48,7 +48,7 @@ func TestShares(t *testing.T) {
 		},
 		"the last of a GPU": {
 			mps: true, other: first, claim: share("-mps4-2"), before: prepared, do: unprepareAndEnd, gone: true,
-			wants: []string{"sharing.stopBegun", "unprepare.left", "sharing.stopped", "sharing.modeBack", "sharing.modeForgotten"},
+			wants: []string{"sharing.stopBegun", "unprepare.left", "sharing.daemonsGone", "sharing.modeBack", "sharing.modeForgotten"},
 		},
 		"another stays": {
 			mps: true, other: share("-mps"), claim: share("-mps"), before: prepared, do: unprepareIt, gone: true, only: "unprepare.",
@@ -81,7 +81,7 @@ func TestShares(t *testing.T) {
 			before: func(t *testing.T, n *node, p *plugin, c *resourceapi.ResourceClaim) {
 				p.mustPrepare(t, c)
 				p.kill()
-				n.dieIn(t, "sharing.stopped", func(p *plugin) error { return unprepareAndEnd(t, n, p, c) })
+				n.dieIn(t, "sharing.daemonsGone", func(p *plugin) error { return unprepareAndEnd(t, n, p, c) })
 			},
 		},
 	})

@@ -203,10 +203,7 @@ func (v *visit) writeMode(uuid gpu.UUID, mode nvml.ComputeMode) error {
 	began := time.Now()
 	err := v.m.hw.SetComputeMode(uuid, mode)
 	v.m.observe("mode", began, err)
-	if err != nil {
-		return judgeMode(uuid, err)
-	}
-	return nil
+	return judgeMode(uuid, err)
 }
 
 // restoreMode restores the compute mode, unless somebody else has changed it since.
@@ -217,6 +214,7 @@ func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 	if names := v.unwanted(nil); len(names) > 0 { // their last claim has begun to leave just now
 		return fmt.Errorf("MPS daemons that no claim needs still run, and it is tried again after their end: %s", strings.Join(names, ", "))
 	}
+	v.m.cfg.Steps.Reached("sharing.daemonsGone")
 	s := v.settings(uuid)
 	mode, err := v.mode(uuid)
 	if err != nil && !errors.Is(err, nvml.ErrNotSupported) {
