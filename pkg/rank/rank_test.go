@@ -155,9 +155,34 @@ func TestTaints(t *testing.T) {
 			t.Errorf("%+v: changed again", r)
 		}
 	}
-	// Somebody removed one of them: it is put back.
-	taints, _ = Rank{Taints: 4}.Apply(nil)
-	if _, changed := (Rank{Taints: 4}).Apply(taints[1:]); !changed {
-		t.Error("a taint is missing, and nothing changes")
+	// Somebody changed one of them: all are put back.
+	want, _ := Rank{Taints: 4, Hard: true}.Apply(nil)
+	for what, taints := range map[string][]corev1.Taint{
+		"the first is missing": want[1:],
+		"the last is missing":  want[:4],
+		"one is there twice":   append(slices.Clone(want), want[0]),
+		"one is another":       slices.Concat(want[:3], []corev1.Taint{{Key: "gpu.tessera.dev/rank-6", Effect: corev1.TaintEffectPreferNoSchedule}}, want[4:]),
+		"their order differs":  slices.Concat(want[1:], want[:1]),
+	} {
+		got, changed := Rank{Taints: 4, Hard: true}.Apply(taints)
+		if diff := cmp.Diff(want, got); diff != "" || !changed {
+			t.Errorf("%s: changed: %t (-want +got):\n%s", what, changed, diff)
+		}
+	}
+}
+
+// TestTaintsCostNothing: taints that are right are looked at without work, because that happens for
+// all nodes at each claim.
+func TestTaintsCostNothing(t *testing.T) {
+	theirs := []corev1.Taint{{Key: "nvidia.com/gpu", Effect: corev1.TaintEffectNoSchedule}}
+	for _, r := range []Rank{{}, {Taints: 4}, {Taints: 6, Hard: true}} {
+		taints, _ := r.Apply(theirs)
+		if n := testing.AllocsPerRun(10, func() {
+			if _, changed := Of(taints).Apply(taints); changed {
+				t.Error("taints that are right are changed")
+			}
+		}); n > 0 {
+			t.Errorf("%+v: %g allocations", r, n)
+		}
 	}
 }

@@ -1,7 +1,6 @@
 package rank
 
 import (
-	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,8 +10,13 @@ import (
 // it.
 const ReserveKey = "gpu.tessera.dev/reserve"
 
-// key of the n-th taint, from 1.
-func key(n int) string { return fmt.Sprintf("gpu.tessera.dev/rank-%d", n) }
+// keys of the taints of ranks, in their order.
+func keys() [ReserveTaints]string {
+	return [...]string{
+		"gpu.tessera.dev/rank-1", "gpu.tessera.dev/rank-2", "gpu.tessera.dev/rank-3",
+		"gpu.tessera.dev/rank-4", "gpu.tessera.dev/rank-5", "gpu.tessera.dev/rank-6",
+	}
+}
 
 // Ours reports whether a taint is one that ranks are written as. One with such a key and another
 // effect is somebody else's.
@@ -20,15 +24,8 @@ func Ours(t corev1.Taint) bool {
 	if t.Key == ReserveKey {
 		return t.Effect == corev1.TaintEffectNoSchedule
 	}
-	return t.Effect == corev1.TaintEffectPreferNoSchedule && slices.Contains(keys(), t.Key)
-}
-
-func keys() []string {
-	var out []string
-	for n := range ReserveTaints {
-		out = append(out, key(n+1))
-	}
-	return out
+	all := keys()
+	return t.Effect == corev1.TaintEffectPreferNoSchedule && slices.Contains(all[:], t.Key)
 }
 
 // Of reads a node's rank off its taints.
@@ -47,17 +44,37 @@ func Of(taints []corev1.Taint) Rank {
 }
 
 // Apply returns a node's taints with those of the rank in the place of all that are ours. Others
-// stay as they are, in their order. It returns false if nothing is to be changed.
+// stay as they are, in their order. If nothing is to be changed it returns its argument, not a
+// copy, and false: it is called for all nodes whenever a claim comes or goes.
 func (r Rank) Apply(taints []corev1.Taint) ([]corev1.Taint, bool) {
-	var ours []corev1.Taint
-	for _, k := range keys()[:min(r.Taints, ReserveTaints)] {
-		ours = append(ours, corev1.Taint{Key: k, Effect: corev1.TaintEffectPreferNoSchedule})
-	}
-	if r.Hard {
-		ours = append(ours, corev1.Taint{Key: ReserveKey, Effect: corev1.TaintEffectNoSchedule})
+	if r.matches(taints) {
+		return taints, false
 	}
 	out := slices.DeleteFunc(slices.Clone(taints), Ours)
-	before := slices.DeleteFunc(slices.Clone(taints), func(t corev1.Taint) bool { return !Ours(t) })
-	same := slices.EqualFunc(before, ours, func(a, b corev1.Taint) bool { return a.Key == b.Key && a.Effect == b.Effect })
-	return append(out, ours...), !same
+	all := keys()
+	for _, k := range all[:min(r.Taints, ReserveTaints)] {
+		out = append(out, corev1.Taint{Key: k, Effect: corev1.TaintEffectPreferNoSchedule})
+	}
+	if r.Hard {
+		out = append(out, corev1.Taint{Key: ReserveKey, Effect: corev1.TaintEffectNoSchedule})
+	}
+	return out, true
+}
+
+// matches reports whether the taints that are ours are exactly those of the rank, in their order.
+func (r Rank) matches(taints []corev1.Taint) bool {
+	all := keys()
+	want, hard := all[:min(r.Taints, ReserveTaints)], r.Hard
+	for _, t := range taints {
+		switch {
+		case !Ours(t):
+		case len(want) > 0 && t.Key == want[0]:
+			want = want[1:]
+		case len(want) == 0 && hard && t.Key == ReserveKey:
+			hard = false
+		default:
+			return false
+		}
+	}
+	return len(want) == 0 && !hard
 }

@@ -63,6 +63,7 @@ func TestVersions(t *testing.T) {
 			u := up(t, from)
 			u.apply(t, "testdata/claims.yaml")
 			u.apply(t, "testdata/policies.yaml")
+			u.ranks(t)
 			u.hold(t)
 			u.pods = u.come(t)
 			defer u.pods.abort()

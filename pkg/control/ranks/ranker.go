@@ -74,6 +74,10 @@ type Ranker struct {
 	nodes map[string]*node
 	// next is when there is something to write without an event; zero: never.
 	next time.Time
+	// timer is the only request that is requeued for next, at each of its reconciles: an event for
+	// it replaces its timer in the queue. Were all requeued, a busy cluster would have all its
+	// nodes read again for each rank that is raised.
+	timer reconcile.Request
 }
 
 // node is what is known of a Node.
@@ -105,13 +109,14 @@ func (r *Ranker) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	now := r.Clock.Now()
-	if differs || !r.next.IsZero() && !now.Before(r.next) {
+	now, next := r.Clock.Now(), r.next
+	if differs || !next.IsZero() && !now.Before(next) {
 		r.write(ctx, now)
 	}
-	if r.next.IsZero() {
+	if unchanged := r.next.Equal(next); r.next.IsZero() || unchanged && req != r.timer {
 		return reconcile.Result{}, nil
 	}
+	r.timer = req
 	return reconcile.Result{RequeueAfter: max(r.next.Sub(now), time.Millisecond)}, nil
 }
 

@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/flowcontrol"
 	draclient "k8s.io/dynamic-resource-allocation/client"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -38,7 +37,7 @@ const pause = 10 * time.Second
 
 // fleet is a cluster whose caches tests fill.
 type fleet struct {
-	t        *testing.T
+	t        testing.TB
 	kube     *fake.Clientset
 	api      client.WithWatch
 	claims   controltest.Claims
@@ -53,7 +52,7 @@ type fleet struct {
 
 // newFleet returns a cluster of nodes with so many GPUs each, called n0, n1 and so on, with 10 CPUs
 // more each.
-func newFleet(t *testing.T, gpus ...int) *fleet {
+func newFleet(t testing.TB, gpus ...int) *fleet {
 	t.Helper()
 	f := &fleet{t: t, kube: fake.NewClientset(), claims: controltest.NewClaims(t), clock: testingclock.NewFakeClock(time.Unix(1000, 0))}
 	dra := draclient.New(f.kube)
@@ -235,6 +234,53 @@ func TestRanks(t *testing.T) {
 	}
 }
 
+// TestOneRequestComesAgain: while ranks wait, one request comes again when they are due, and not
+// all that are seen meanwhile.
+func TestOneRequestComesAgain(t *testing.T) {
+	f := newFleet(t, 8, 8, 8, 8)
+	f.seen()
+	again := func(names ...string) (all []string) {
+		for _, name := range names {
+			result, err := f.ranker.Reconcile(t.Context(), kinds.Request(name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if result.RequeueAfter > 0 {
+				all = append(all, fmt.Sprintf("%s in %s", name, result.RequeueAfter))
+			}
+		}
+		return all
+	}
+	steps := []struct {
+		what   string
+		claims string
+		after  time.Duration
+		names  []string
+		want   []string
+	}{
+		{"the first waits", "", 0, []string{"n1", "n0", "n2", "n3"}, []string{"n1 in 10s"}},
+		{"an event of its own must not lose the time", "", time.Second, []string{"n0", "n1", "n2"}, []string{"n1 in 9s"}},
+		{"it comes too early", "", 9*time.Second - time.Microsecond, []string{"n1"}, []string{"n1 in 1ms"}},
+		{"all are written", "", time.Microsecond, []string{"n1"}, nil},
+		{"two nodes are lowered", "n0:7 n1:7", 0, []string{"n0", "n1"}, nil},
+		{"one of them is to be raised", "n1:7", 0, []string{"n0"}, []string{"n0 in 10s"}},
+		{"the other one, too, but later", "", time.Second, []string{"n1"}, nil},
+		{"the first is raised", "", 9 * time.Second, []string{"n0"}, []string{"n0 in 1s"}},
+		{"the other one is raised", "", time.Second, []string{"n0"}, nil},
+	}
+	for _, s := range steps {
+		f.have(s.claims)
+		f.clock.Step(s.after)
+		if diff := cmp.Diff(s.want, again(s.names...)); diff != "" {
+			t.Fatalf("%s (-want +got):\n%s", s.what, diff)
+		}
+		f.seen()
+	}
+	if diff := cmp.Diff("4 4 4 6", f.seen()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestHardReserve(t *testing.T) {
 	f := newFleet(t, 8, 8, 8)
 	f.hard = 1
@@ -344,61 +390,6 @@ func TestTaintsThatHaveChanged(t *testing.T) {
 	if err != nil || len(n.Spec.Taints) != 4 || n.Spec.Taints[1].Key != "new" {
 		t.Errorf("%v, %v", n.Spec.Taints, err)
 	}
-}
-
-// TestManyWrites: a large cluster's first ranks are written at a bounded rate.
-func TestManyWrites(t *testing.T) {
-	f := newFleet(t, 2, 2, 2, 2)
-	const atOnce = 3
-	f.ranker.rate = flowcontrol.NewTokenBucketPassiveRateLimiter(1e-6, atOnce)
-	f.reconcile(0)
-	f.reconcile(10)
-	if n := f.writes(); n != atOnce {
-		t.Errorf("%d writes at once, want %d", n, atOnce)
-	}
-	if f.ranker.next.IsZero() {
-		t.Error("nothing is written later")
-	}
-}
-
-// TestFailures: a write that fails is made at the next attempt, and failures are tried and logged
-// a few times a minute.
-// refuse has the server refuse writes of a Node, or of all Nodes: "".
-func (f *fleet) refuse(node string, err error) {
-	f.kube.PrependReactor("patch", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		return err != nil && (node == "" || a.(clienttesting.PatchAction).GetName() == node), nil, err
-	})
-}
-
-// errPolicy is what the server says if an admission policy that gives no reason denies a write.
-var errPolicy = apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "patch", corev1.Resource("nodes"), "", "ValidatingAdmissionPolicy 'theirs' denied request", 0, false)
-
-func TestFailures(t *testing.T) {
-	for name, failure := range map[string]error{"full disk": controltest.ErrFull, "admission policy": errPolicy} {
-		t.Run(name, func(t *testing.T) {
-			f := newFleet(t, 8, 8)
-			f.reconcile(0)
-			f.refuse("", failure)
-			f.clock.Step(pause)
-			controltest.Queue{Reconciler: f.ranker, Clock: f.clock}.MustBeSlow(t, "n0")
-			f.must("writes fail", "0 0", 0)
-			f.kube.ReactionChain = f.kube.ReactionChain[1:]
-			f.must("writes succeed again", "4 6", 30)
-		})
-	}
-}
-
-// TestRefusedNodeKeepsNoOther: nodes whose writes are refused don't use up the rate.
-func TestRefusedNodeKeepsNoOther(t *testing.T) {
-	f := newFleet(t, 8, 8, 8)
-	f.reconcile(0)
-	f.refuse("n0", errPolicy)
-	f.clock.Step(pause)
-	for range 10 {
-		f.ranker.rate = flowcontrol.NewTokenBucketPassiveRateLimiter(1e-6, 1) // one write at a time
-		f.reconcile(1)
-	}
-	f.must("n0 is refused", "0 4 6", 0)
 }
 
 // TestPoolIsWrittenSliceBySlice: a node whose pool isn't whole keeps its rank, and its place in the
