@@ -36,13 +36,13 @@ func runtimes() []Obstacle {
 				"Node didn't have enough resource: nvidia.com/", "cannot allocate unregistered device nvidia.com/", "cannot allocate unhealthy devices nvidia.com/",
 			},
 			Means: "the pod asks for `nvidia.com/gpu` or the like in its limits, and the kubelet looks for the node's device plugin, which has gone or isn't back after a boot; or it was allocated a device by DRA, and the kubelet lacks the feature gate DRAExtendedResource",
-			Do:    "Delete the pod, which has failed (`OutOfnvidia.com/gpu`, `UnexpectedAdmissionError`), and see docs/user/install.md about extended resources.",
+			Do:    "Delete the pod, which has failed (`OutOfnvidia.com/gpu`, `UnexpectedAdmissionError`), and see docs/user/install.md#extended-resources.",
 		},
 		{
 			Foreign: true,
 			Texts:   []string{"endpoint not found in cache for a registered resource"},
 			Means:   "the pod asks for `nvidia.com/gpu` or the like in its limits and got a device by DRA, and the kubelet still looks for the device plugin that the node had (`CreateContainerConfigError`)",
-			Do:      "Use a pod with a claim of its own, or join the node to the cluster again: docs/user/migrate.md says which kubelets do this.",
+			Do:      "Use a pod with a claim of its own, or repair the node: docs/user/migrate.md#kubelets-that-had-a-device-plugin.",
 		},
 		{
 			Foreign: true,
@@ -67,7 +67,7 @@ func pods() []Obstacle {
 			Foreign: true,
 			Texts:   []string{"error creating device nodes: mount src=/dev/"},
 			Means:   "the pod has a user namespace (`hostUsers: false`), and the device node that the message names isn't in the host's /dev",
-			Do:      "Leave `hostUsers` out, or make the node on the host, as docs/user/security.md says about user namespaces.",
+			Do:      "Leave `hostUsers` out, or make the node on the host, as docs/user/security.md#user-namespaces says.",
 		},
 	}
 }

@@ -189,7 +189,20 @@ func TestNotStarted(t *testing.T) {
 			b.refused(heldByAnother, 12*time.Minute)
 		},
 		"forbidden-claims": func(b bound) { b.Forbidden = []string{claimPath} },
-		"running":          func(b bound) { b.pod.Status.Phase = corev1.PodRunning },
+		"rejected": func(b bound) {
+			b.pod.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "UnexpectedAdmissionError", Message: "Pod was rejected: Allocate failed due to cannot allocate unregistered device nvidia.com/gpu, which is unexpected"}
+		},
+		"rejected-otherwise": func(b bound) {
+			b.pod.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfcpu", Message: "Pod was rejected: Node didn't have enough resource: cpu, requested: 4000, used: 1000, capacity: 2000"}
+		},
+		"rejected-bare": func(b bound) {
+			b.pod.OwnerReferences = nil
+			b.pod.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "OutOfcpu", Message: "Pod was rejected: Node didn't have enough resource: cpu, requested: 4000, used: 1000, capacity: 2000"}
+		},
+		"failed": func(b bound) {
+			b.pod.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: "DeadlineExceeded", Message: "Pod was active on the node longer than the specified deadline"}
+		},
+		"running": func(b bound) { b.pod.Status.Phase = corev1.PodRunning },
 	}
 	all := make(map[string]kubectltest.Case)
 	for name, change := range cases {

@@ -279,6 +279,8 @@ func placed(pod *corev1.Pod) (Explanation, bool) {
 	switch {
 	case pod.DeletionTimestamp != nil && pod.Spec.NodeName == "":
 		return Explanation{Text: "It is being deleted."}, true
+	case pod.DeletionTimestamp == nil && isRejected(pod):
+		return rejected(pod), true
 	case pod.Spec.NodeName != "" && pod.DeletionTimestamp == nil && hasStarted(pod):
 		return Explanation{Text: fmt.Sprintf("It doesn't wait for devices: it is on %s, and its phase is %s.", pod.Spec.NodeName, pod.Status.Phase)}, true
 	case len(pod.Spec.SchedulingGates) > 0:
@@ -288,6 +290,27 @@ func placed(pod *corev1.Pod) (Explanation, bool) {
 		}, true
 	}
 	return Explanation{}, false
+}
+
+// rejection begins the message of a pod that the kubelet has rejected, which is final.
+const rejection = "Pod was rejected: "
+
+// isRejected reports whether the kubelet has rejected the pod.
+func isRejected(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodFailed && pod.Spec.NodeName != "" && strings.HasPrefix(pod.Status.Message, rejection)
+}
+
+// rejected answers for a pod that the kubelet has rejected.
+func rejected(pod *corev1.Pod) Explanation {
+	reason := strings.TrimPrefix(pod.Status.Message, rejection)
+	next := "It isn't tried again: delete the pod and create it again, because nothing else does."
+	if owner := metav1.GetControllerOf(pod); owner != nil {
+		next = fmt.Sprintf("It isn't tried again; %s %s may have made another.", owner.Kind, owner.Name)
+	}
+	return Explanation{
+		Text:   fmt.Sprintf("It has failed: the kubelet of %s rejected it (%s): %s", pod.Spec.NodeName, pod.Status.Reason, sentence(reason)),
+		Change: (&start{pod: pod}).remedy(reason, next),
+	}
 }
 
 // hasStarted reports whether the pod has ended, or runs with all its containers.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 
 	"github.com/tessera-dra/tessera/pkg/obstacle"
@@ -42,6 +43,10 @@ func run(args []string) error {
 	return errors.Join(err, f.Close())
 }
 
+// pages matches paths of docs/user in a text. The generated page is in that directory, so that
+// its links are relative.
+var pages = regexp.MustCompile(`docs/user/(([a-z-]+)\.md(?:#[a-z0-9-]+)?)`)
+
 // tables returns a table for each stage.
 func tables() string {
 	titles := map[obstacle.Stage]string{
@@ -57,7 +62,7 @@ func tables() string {
 			stage = o.Stage
 			fmt.Fprintf(&out, "\n### %s\n\n| message | of the | meaning | how it ends, and what to do |\n| --- | --- | --- | --- |\n", titles[stage])
 		}
-		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", messages(o.Texts), o.Class, o.Means, o.Do)
+		fmt.Fprintf(&out, "| %s | %s | %s | %s |\n", messages(o.Texts), o.Class, o.Means, pages.ReplaceAllString(o.Do, "[$2]($1)"))
 	}
 	return out.String() + "\n"
 }
