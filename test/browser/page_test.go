@@ -148,7 +148,6 @@ func TestIdle(t *testing.T) {
 	if got := p.words("#attention"); !strings.Contains(got, "No pod waits") {
 		t.Errorf("attention: %s", got)
 	}
-	p.picture("web-idle.png")
 }
 
 // TestMixed: everything that can be on a page, live, and by mouse and keys.
@@ -283,10 +282,64 @@ func TestKeysGoOn(t *testing.T) {
 		p.until(`!document.querySelector('[data-node="train-1"]').innerText.includes("eval-suite")`)
 		p.until(isFocused(gpu))
 	})
+	for key, name := range map[string]string{kb.Enter: "enter", kb.Escape: "escape"} {
+		p.run("details left by "+name, func(*testing.T) {
+			gpu := p.focus(`[data-node="train-1"] .gpu`)
+			p.press(kb.Enter)
+			p.until(`!document.querySelector("#inspector").hidden`)
+			p.picture("web-keyboard.png")
+			eval[chromedp.Void](p, `document.querySelector('#inspector [data-key="close"]').focus()`)
+			p.press(key)
+			p.until(`document.querySelector("#inspector").hidden`)
+			p.until(isFocused(gpu))
+		})
+	}
+	p.run("details left by mouse", func(*testing.T) {
+		p.mouse(`[data-node="train-1"] .gpu`, true)
+		p.until(`!document.querySelector("#inspector").hidden`)
+		p.mouse(`#inspector [data-key="close"]`, true)
+		p.until(`document.querySelector("#inspector").hidden`)
+		p.until(`document.activeElement === document.body`)
+	})
 	p.run("mouse", func(*testing.T) {
 		p.mouse(`[data-key="pool training"]`, true)
 		p.until(`document.querySelector(".crumbs") !== null`)
 		p.until(`document.activeElement === document.body`)
+	})
+}
+
+// TestDetailsReplaceTip: the GPU whose details are open has no tooltip, which would hide the next
+// row. Other GPUs have one, and under the mouse so has this one when its details are closed.
+func TestDetailsReplaceTip(t *testing.T) {
+	const hidden, opened = `document.querySelector("#tip").hidden`, `!document.querySelector("#inspector").hidden`
+	p := open(t, serve(t, made(t, feedtest.Mixed)))
+	p.drawn()
+	p.run("keys", func(*testing.T) {
+		gpu := p.focus(`[data-node="infer-0"] .gpu`)
+		p.until("!" + hidden)
+		p.press(kb.Enter)
+		p.until(opened)
+		p.until(hidden)
+		p.press(kb.ArrowDown)
+		p.until("!" + hidden)
+		p.press(kb.ArrowUp)
+		p.until(isFocused(gpu))
+		p.until(hidden)
+		p.press(kb.Escape)
+		p.until("!" + opened)
+	})
+	p.run("mouse", func(*testing.T) {
+		const first, second = `[data-node="infer-0"] li:nth-child(1) .index`, `[data-node="infer-0"] li:nth-child(2) .index`
+		p.mouse(first, true)
+		p.until(opened)
+		p.mouse(second, false)
+		p.until("!" + hidden)
+		p.mouse(first, false)
+		p.until(hidden)
+		p.mouse(first, true)
+		p.until("!" + opened)
+		p.mouse(first, false)
+		p.until("!" + hidden)
 	})
 }
 
@@ -317,7 +370,7 @@ func isFocused(key string) string {
 	return fmt.Sprintf("document.activeElement.dataset.key === %q", key)
 }
 
-// TestPhone: on a narrow screen nothing is cut off, what needs attention comes first, and the
+// TestPhone: on a narrow screen nothing is cut off, the list of problems comes first, and the
 // GPU that was touched is described where the user looks.
 func TestPhone(t *testing.T) {
 	p := open(t, serve(t, made(t, feedtest.Mixed)))
@@ -331,6 +384,7 @@ func TestPhone(t *testing.T) {
 	p.until(`!document.querySelector("#inspector").hidden`)
 	p.until(`(({top, bottom}) => top > 0 && bottom <= innerHeight)(document.querySelector("#inspector").getBoundingClientRect())`)
 	p.until(`document.querySelector('[aria-pressed="true"].gpu').getBoundingClientRect().bottom < document.querySelector("#inspector").getBoundingClientRect().top`)
+	p.picture("web-phone.png")
 }
 
 // TestMany: 5,000 GPUs as cells, in pools, down to one of them.

@@ -75,7 +75,7 @@ function drawMap(at, nodes, means) {
 }
 
 let shownLast = {}; // the place that was drawn last
-let scrolledTo = ""; // the GPU that was last scrolled to
+let inspected = ""; // the GPU whose details were drawn last
 
 // resume gives the focus, whose element has gone, to what opened the place that was left, or
 // else to the first GPU: arrow keys go on from there. Who uses a mouse or a finger isn't moved.
@@ -83,6 +83,12 @@ function resume(map) {
   const opened = [`node ${shownLast.node}`, shownLast.node ?? "", `pool ${shownLast.pool}`];
   const to = opened.map((key) => map.querySelector(`[data-key="${CSS.escape(key)}"]`)).find(Boolean);
   focusOn(to ?? map.querySelector("[data-nav]") ?? map);
+}
+
+// leaveDetails moves the focus from closed details to their GPU.
+function leaveDetails(gpu) {
+  const map = el("map");
+  focusOn(map.querySelector(`[data-key="${CSS.escape(gpu)}"]`) ?? map.querySelector("[data-nav]") ?? map);
 }
 
 const sections = new Map(); // of pools, by name
@@ -144,10 +150,15 @@ function draw() {
   else el("totals").replaceChildren();
   drawMap(at, nodes, means);
   const gpu = at.gpu ? gpusOf(everything).find((g) => g.key === at.gpu) : null;
+  const inDetails = document.activeElement.matches("#inspector :focus-visible");
   drawInspector(gpu, at.use, () => go({gpu: "", use: ""}));
+  if (inDetails && !gpu) leaveDetails(inspected);
   // Once for each GPU, when its node is there.
-  if (gpu && scrolledTo !== at.gpu) el("map").querySelector('[aria-pressed="true"]')?.scrollIntoView({block: "nearest"});
-  scrolledTo = gpu ? at.gpu : "";
+  if (gpu && inspected !== at.gpu) {
+    tip(null);
+    el("map").querySelector('[aria-pressed="true"]')?.scrollIntoView({block: "nearest"});
+  }
+  inspected = gpu ? at.gpu : "";
   if (model.cluster && known) {
     drawAttention(model.cluster, everything, gpusOf(everything).length <= 256, (key) => select(key), search);
     drawPolicies(model.cluster.policies, search);
@@ -234,16 +245,16 @@ async function start() {
   listen();
 }
 
-// The tooltip describes what the mouse or the focus is on.
+// The tooltip describes what the mouse or the focus is on, but for the GPU whose details are
+// open: they say more, and it would only hide the next row.
 function tip(target) {
   const box = el("tip");
   const at = target?.closest?.("[data-use], .gpu, .tile");
-  const inMap = at?.closest("#map");
-  if (!inMap) {
+  const holder = at?.closest("#map [data-key]");
+  if (!holder || holder.dataset.key === place().gpu) {
     box.hidden = true;
     return;
   }
-  const holder = at.closest("[data-key]");
   const node = model.nodes.get(holder.dataset.key.split("/")[0]);
   const g = node?.gpus.find((x) => x.key === holder.dataset.key);
   if (!node || (!g && !holder.matches(".tile"))) return;
