@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,9 +54,14 @@ func TestQueries(t *testing.T) {
 			}
 		}
 	})
+	t.Run("page", func(t *testing.T) {
+		for _, expr := range pageQueries(t) {
+			c.has(t, page, expr)
+		}
+	})
 	t.Run("alerts", func(t *testing.T) {
 		exprs := alerts(t)
-		const near, down, withdrawn = "TesseraShareNearLimit", "TesseraPluginDown", "TesseraPoolWithdrawn"
+		const near, down, withdrawn, noController = "TesseraShareNearLimit", "TesseraPluginDown", "TesseraPoolWithdrawn", "TesseraControllerDown"
 		// The plugin knows each GPU here, and so lists it whatever happens to it: the difference
 		// stays 0. Rule tests have a GPU that was never identified.
 		const unidentified = "TesseraGPUsNotIdentified"
@@ -63,7 +69,7 @@ func TestQueries(t *testing.T) {
 		c.has(t, near, exprs[near]) // its program ends with the MPS daemons
 		c.breakMore(t)
 		for name, expr := range exprs {
-			if name != near && name != down && name != withdrawn {
+			if !slices.Contains([]string{near, down, withdrawn, noController}, name) {
 				c.has(t, name, expr)
 			}
 		}
@@ -71,6 +77,8 @@ func TestQueries(t *testing.T) {
 			"-p", `{"spec": {"template": {"spec": {"nodeSelector": {"nowhere": "true"}}}}}`)
 		c.has(t, down, exprs[down])
 		c.has(t, withdrawn, exprs[withdrawn]) // the kubelet deletes the slices of a driver that is gone
+		c.kubectl(t, "scale", "deployment", "-n", stack.Namespace, "tessera-controller", "--replicas=0")
+		c.has(t, noController, exprs[noController])
 	})
 }
 
@@ -247,6 +255,25 @@ func alerts(t *testing.T) map[string]string {
 	}
 	return found
 }
+
+// pageQueries returns the queries of the page for users, each in one line.
+func pageQueries(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, block := range regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+		found = append(found, oneLine(block[1]))
+	}
+	if len(found) == 0 {
+		t.Fatalf("%s has no queries", page)
+	}
+	return found
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 func (c *check) kubectl(t *testing.T, args ...string) string {
 	t.Helper()

@@ -15,9 +15,10 @@ import (
 const (
 	chart     = "../../deployments/helm/tessera"
 	rulesFile = chart + "/files/monitoring/rules.yaml"
+	page      = "../../docs/user/monitor.md"
 )
 
-// TestRules runs the unit tests of the rules in testdata.
+// TestRules runs the unit tests in testdata: of the rules, and of the page's queries.
 func TestRules(t *testing.T) {
 	promtool, err := cluster.Tool(t.Context(), "promtool", os.Stderr)
 	if err != nil {
@@ -38,6 +39,11 @@ func TestRules(t *testing.T) {
 	for name := range alerts(t) {
 		if !strings.Contains(texts, name) {
 			t.Errorf("the alert %s has no test", name)
+		}
+	}
+	for _, query := range pageQueries(t) {
+		if !strings.Contains(oneLine(texts), query) {
+			t.Errorf("the query %s of %s has no test", query, page)
 		}
 	}
 	for _, args := range [][]string{
