@@ -47,13 +47,17 @@ func tools() []unit {
 // consumers are programs of others that use the devices of a driver, as they are built for
 // test/consumers: by the directory of the module, the program's name and its package.
 func consumers() map[string]map[string]string {
-	const volcano = "volcano.sh/volcano/cmd/"
+	const volcano, kai = "volcano.sh/volcano/cmd/", "github.com/NVIDIA/KAI-scheduler/cmd/"
 	return map[string]map[string]string{
 		"kueue":   {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
 		"jobset":  {"jobset": "sigs.k8s.io/jobset"},
 		"lws":     {"lws": "sigs.k8s.io/lws/cmd"},
 		"kuberay": {"kuberay-operator": "github.com/ray-project/kuberay/ray-operator"},
 		"volcano": {"vc-scheduler": volcano + "scheduler", "vc-controller-manager": volcano + "controller-manager"},
+		"kai": {
+			"kai-operator": kai + "operator", "kai-scheduler": kai + "scheduler", "podgrouper": kai + "podgrouper", "kai-binder": kai + "binder",
+			"kai-podgroupcontroller": kai + "podgroupcontroller", "kai-queuecontroller": kai + "queuecontroller", "kai-admission": kai + "admission",
+		},
 	}
 }
 

@@ -82,9 +82,18 @@ func release(module, version string, api api, gates, features string, form publi
 	}
 }
 
-// Find returns a release.
+// Others are schedulers of others, with the code of Kubernetes 1.34 that allocates. Nothing is
+// published for them.
+func Others() []Release {
+	return []Release{
+		{Module: "others/volcano", Version: "Volcano 1.14.1", Gates: "default", api: v1, features: noFeatures},
+		{Module: "others/kai", Version: "KAI 0.12.0", Gates: "default", api: v1, features: noFeatures},
+	}
+}
+
+// Find returns a release, or a scheduler of others.
 func Find(name string) (Release, error) {
-	for _, r := range Releases() {
+	for _, r := range append(Releases(), Others()...) {
 		if r.String() == name {
 			return r, nil
 		}
@@ -102,13 +111,15 @@ func (r Release) StartBeside(ctx context.Context, path string) (*Program, error)
 	return start(ctx, path, r.api, r.features, "drop")
 }
 
-// Skew is a scheduler beside an API server that is newer, or has more gates.
+// Skew is a scheduler beside an API server that is newer, or has more gates, or a scheduler of
+// others.
 type Skew struct {
 	Server, Scheduler string // names of releases
 }
 
 // Skews are those that Kubernetes permits, at most a minor version apart, and that
-// differ in what they allocate.
+// differ in what they allocate; and others' schedulers beside the oldest API server that is as new
+// as they, and the newest.
 func Skews() []Skew {
 	return []Skew{
 		{"1.33.13 all", "1.32.13 default"},
@@ -120,5 +131,9 @@ func Skews() []Skew {
 		{"1.36.3 default", "1.36.1 default"},
 		{"1.37.1 default", "1.36.1 default"},
 		{"1.37.1 default", "1.36.3 none"},
+		{"1.34.4 default", "Volcano 1.14.1 default"},
+		{"1.37.1 default", "Volcano 1.14.1 default"},
+		{"1.34.4 default", "KAI 0.12.0 default"},
+		{"1.37.1 default", "KAI 0.12.0 default"},
 	}
 }

@@ -35,7 +35,7 @@ func run(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(folder)
-	for _, r := range allocators.Releases() {
+	for _, r := range append(allocators.Releases(), allocators.Others()...) {
 		if programs[r.Module] != "" {
 			continue
 		}
