@@ -6,7 +6,7 @@
 // releases are programs, one Go module each in the folders beside this file,
 // because only one version of a module fits into a program. They speak the
 // protocol of the folder protocol, in the version of resource.k8s.io that their
-// release has.
+// release has. The folder others has those of Volcano and KAI Scheduler.
 //
 // Only tests import it.
 package allocators

@@ -12,6 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/tessera-dra/tessera/api/gpu/v1alpha1"
+	"github.com/tessera-dra/tessera/pkg/gpu"
+	"github.com/tessera-dra/tessera/pkg/offer/offertest"
 )
 
 // BenchmarkSharesElsewhere measures an allocation of one of eight devices of a node, all of which are
@@ -20,7 +24,32 @@ import (
 // docs/measurements/2026-11-28-scheduler.md.
 func BenchmarkSharesElsewhere(b *testing.B) {
 	const driver, node = "gpu.example.com", "node"
-	slices := countersAndDevices(driver, node, 8)
+	for _, l := range []struct {
+		name   string
+		slices []*resourceapi.ResourceSlice
+	}{
+		{"one pool", countersAndDevices(driver, node, 0, 8)},
+		{"a pool a device", poolPerDevice(driver, node, 8)},
+		{"no counters", withoutCounters(countersAndDevices(driver, node, 0, 8))},
+	} {
+		for _, shares := range []int{0, 100, 1000, 10000} {
+			b.Run(fmt.Sprintf("%s/shares=%d", l.name, shares), func(b *testing.B) {
+				allocated := structured.AllocatedState{
+					AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+					AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+				}
+				for i := range shares {
+					id := structured.MakeDeviceID(driver, fmt.Sprintf("other-%d", i/32), fmt.Sprintf("gpu-%d", i/4%8))
+					allocated.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, new(types.UID(fmt.Sprint(i)))))
+				}
+				allocateOne(b, node, l.slices, allocated)
+			})
+		}
+	}
+}
+
+// allocateOne measures an allocation of one device, of those of one node.
+func allocateOne(b *testing.B, node string, slices []*resourceapi.ResourceSlice, allocated structured.AllocatedState) {
 	claim := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: "claim", Namespace: "default", UID: "claim"},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
@@ -29,28 +58,59 @@ func BenchmarkSharesElsewhere(b *testing.B) {
 		}}}},
 	}
 	features := structured.Features{ConsumableCapacity: true, PartitionableDevices: true}
-	for _, shares := range []int{0, 100, 1000, 10000} {
-		b.Run(fmt.Sprintf("shares=%d", shares), func(b *testing.B) {
-			allocated := structured.AllocatedState{
-				AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-				AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+	expressions := cel.NewCache(10, cel.Features{EnableConsumableCapacity: true})
+	for b.Loop() {
+		a, err := structured.NewAllocator(b.Context(), features, allocated, oneClass{}, slices, expressions)
+		if err != nil {
+			b.Fatal(err)
+		}
+		got, err := a.Allocate(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, []*resourceapi.ResourceClaim{claim})
+		if err != nil || len(got) != 1 {
+			b.Fatal(got, err)
+		}
+	}
+}
+
+// BenchmarkShareKinds is BenchmarkNodes with claims for a quarter of a GPU, on nodes
+// whose GPUs are offered in shares by size or in four equal ones, while claims have such shares
+// of other nodes' GPUs.
+func BenchmarkShareKinds(b *testing.B) {
+	four := int32(4)
+	for _, kind := range []struct {
+		name    string
+		plan    v1alpha1.Plan
+		request Request
+		share   func(n int) resourceapi.DeviceRequestAllocationResult
+	}{
+		{"by size", bySize("1Gi", 4), Request{Kind: "mps", Capacity: capacity("20Gi")}, func(n int) resourceapi.DeviceRequestAllocationResult {
+			return resourceapi.DeviceRequestAllocationResult{
+				Device: fmt.Sprintf("gpu-%d", n/4), ShareID: new(types.UID(fmt.Sprint(n))),
+				ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{gpu.MemoryCapacity: resource.MustParse("20Gi")},
 			}
-			for i := range shares {
-				id := structured.MakeDeviceID(driver, fmt.Sprintf("other-%d", i/32), fmt.Sprintf("gpu-%d", i/4%8))
-				allocated.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, new(types.UID(fmt.Sprint(i)))))
-			}
-			expressions := cel.NewCache(10, cel.Features{EnableConsumableCapacity: true})
-			for b.Loop() {
-				a, err := structured.NewAllocator(b.Context(), features, allocated, oneClass{}, slices, expressions)
-				if err != nil {
-					b.Fatal(err)
+		}},
+		{"equal", v1alpha1.Plan{MPS: &v1alpha1.MPSPlan{Shares: &four}}, Request{Kind: "mps"}, func(n int) resourceapi.DeviceRequestAllocationResult {
+			return resourceapi.DeviceRequestAllocationResult{Device: fmt.Sprintf("gpu-%d-mps-%d", n/4, n%4)}
+		}},
+	} {
+		for _, elsewhere := range []int{0, 100, 1000, 10000} {
+			b.Run(fmt.Sprintf("%s/elsewhere=%d", kind.name, elsewhere), func(b *testing.B) {
+				var pools []*resourceapi.ResourceSlice
+				for i := range layoutNodes {
+					c := host(b, fmt.Sprintf("node-%02d", i))
+					c.Server.Multiple, c.Server.Charged = true, true
+					c.Plans = offertest.OnePlan(c.Node, kind.plan)
+					c.Publish()
+					pools = append(pools, c.Slices()...)
 				}
-				got, err := a.Allocate(b.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, []*resourceapi.ResourceClaim{claim})
-				if err != nil || len(got) != 1 {
-					b.Fatal(got, err)
+				var used []resourceapi.DeviceRequestAllocationResult
+				for n := range elsewhere {
+					r := kind.share(n)
+					r.Driver, r.Pool = gpu.DriverName, fmt.Sprintf("other-%d", n/32)
+					used = append(used, r)
 				}
-			}
-		})
+				tryNodes(b, layoutNodes, pools, used, kind.request, true)
+			})
+		}
 	}
 }
 
@@ -66,13 +126,13 @@ func (c oneClass) Get(string) (*resourceapi.DeviceClass, error) {
 	return all[0], err
 }
 
-// countersAndDevices returns a node's pool: devices that can be allocated more than once and
+// countersAndDevices returns a pool of a node: devices that can be allocated more than once and
 // consume a counter each.
-func countersAndDevices(driver, node string, count int) []*resourceapi.ResourceSlice {
-	pool := resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 2}
+func countersAndDevices(driver, node string, first, count int) []*resourceapi.ResourceSlice {
+	pool := resourceapi.ResourcePool{Name: fmt.Sprintf("%s-%d", node, first), Generation: 1, ResourceSliceCount: 2}
 	counters := map[string]resourceapi.Counter{}
 	var devices []resourceapi.Device
-	for i := range count {
+	for i := first; i < first+count; i++ {
 		name := fmt.Sprintf("gpu-%d", i)
 		counters[name] = resourceapi.Counter{Value: resource.MustParse("1")}
 		devices = append(devices, resourceapi.Device{
@@ -85,15 +145,34 @@ func countersAndDevices(driver, node string, count int) []*resourceapi.ResourceS
 	}
 	return []*resourceapi.ResourceSlice{
 		{
-			ObjectMeta: metav1.ObjectMeta{Name: "counters"},
+			ObjectMeta: metav1.ObjectMeta{Name: pool.Name + "-counters"},
 			Spec: resourceapi.ResourceSliceSpec{
 				Driver: driver, Pool: pool, NodeName: new(node),
 				SharedCounters: []resourceapi.CounterSet{{Name: "gpus", Counters: counters}},
 			},
 		},
 		{
-			ObjectMeta: metav1.ObjectMeta{Name: "devices"},
+			ObjectMeta: metav1.ObjectMeta{Name: pool.Name + "-devices"},
 			Spec:       resourceapi.ResourceSliceSpec{Driver: driver, Pool: pool, NodeName: new(node), Devices: devices},
 		},
 	}
+}
+
+// poolPerDevice returns the devices of countersAndDevices in a pool each.
+func poolPerDevice(driver, node string, count int) []*resourceapi.ResourceSlice {
+	var out []*resourceapi.ResourceSlice
+	for i := range count {
+		out = append(out, countersAndDevices(driver, node, i, 1)...)
+	}
+	return out
+}
+
+// withoutCounters returns the last slice of such a pool as all of it, without counters.
+func withoutCounters(pool []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+	devices := pool[len(pool)-1]
+	devices.Spec.Pool.ResourceSliceCount = 1
+	for i := range devices.Spec.Devices {
+		devices.Spec.Devices[i].ConsumesCounters = nil
+	}
+	return []*resourceapi.ResourceSlice{devices}
 }

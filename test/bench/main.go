@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -21,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/tessera-dra/tessera/sim/cluster/platform"
 	"github.com/tessera-dra/tessera/test/command"
 	"github.com/tessera-dra/tessera/test/stack"
 )
@@ -59,6 +61,10 @@ type options struct {
 	keep     bool
 	real     bool
 	bundle   string
+	// platform that the cluster imitates, and the nodes' container runtime.
+	platform, runtime string
+	// userNamespaces: pods with user namespaces are started, too.
+	userNamespaces bool
 }
 
 func main() {
@@ -84,6 +90,9 @@ func main() {
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster up")
 	flag.BoolVar(&o.real, "real", false, "measure with this host's GPUs instead of simulated ones, leaving out what needs more of them")
 	flag.StringVar(&o.bundle, "bundle", "", "directory with everything prebuilt (test/metal/bundle.sh), for hosts without Go")
+	flag.StringVar(&o.platform, "platform", "", "measure on a cluster that imitates this platform (localcluster platforms); only the part pods")
+	flag.StringVar(&o.runtime, "runtime", "", "the nodes' container runtime, if it isn't the platform's, or containerd; see localcluster up")
+	flag.BoolVar(&o.userNamespaces, "user-namespaces", false, "the part pods also starts pods with user namespaces; needs a platform whose device nodes are in /dev, such as rhel")
 	flag.Parse()
 	os.Exit(command.Run("bench", func(ctx context.Context) error { return run(ctx, o) }))
 }
@@ -95,11 +104,9 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	if slices.ContainsFunc(parts, func(p part) bool { return p.stack }) {
+		defer b.end(context.WithoutCancel(ctx))
 		if err := b.begin(ctx); err != nil {
 			return err
-		}
-		if !o.keep {
-			defer func() { _ = b.stack.Down(context.WithoutCancel(ctx)) }()
 		}
 	}
 	for _, p := range parts {
@@ -155,6 +162,9 @@ func (b *bench) names() string {
 // chosen are the parts that -only names; all where it names none.
 func (b *bench) chosen() ([]part, error) {
 	all := b.parts()
+	if b.platform != "" && b.only != "pods" {
+		return nil, errors.New("-platform: nodes of platforms have few GPUs; add -only pods")
+	}
 	if b.only == "" {
 		return all, nil
 	}
@@ -187,19 +197,25 @@ type bench struct {
 func (b *bench) begin(ctx context.Context) error {
 	machines := []string{fmt.Sprintf("%dxh100-80gb", simulated), fmt.Sprintf("%dxh100-80gb", migGPUs)}
 	want := simulated
-	if b.real {
+	few := b.real || b.platform != ""
+	if few {
 		machines, want = nil, 1
 	}
-	s, err := stack.Up(ctx, stack.Options{Name: "bench", Machines: machines, Values: b.values(), Bundle: b.bundle, Out: os.Stderr})
+	s, err := stack.Up(ctx, stack.Options{
+		Name: "bench", Platform: b.platform, Runtime: b.runtime, Machines: machines, Values: b.values(), Bundle: b.bundle, Out: os.Stderr,
+	})
 	if err != nil {
 		return err
 	}
 	b.stack, b.node = s, s.Cluster.Nodes()[0]
+	if err := installOn(ctx, s, b.platform); err != nil {
+		return err
+	}
 	b.progress("waiting for %d devices", want)
 	if b.devices, err = b.await(ctx, b.node, "gpu", want); err != nil {
 		return err
 	}
-	if !b.real {
+	if !few {
 		if b.partitions, err = b.await(ctx, s.Cluster.Nodes()[1], "mig", migGPUs*migEach); err != nil {
 			return err
 		}
@@ -209,6 +225,27 @@ func (b *bench) begin(ctx context.Context) error {
 		return fmt.Errorf("create namespace: %w", err)
 	}
 	return createTemplate(ctx, s.Kube())
+}
+
+// end takes down what begin has brought up, unless it is to be kept.
+func (b *bench) end(ctx context.Context) {
+	if b.stack != nil && !b.keep {
+		_ = b.stack.Down(ctx)
+	}
+}
+
+// installOn installs the chart on the cluster of a platform as its page says. Other clusters have
+// it already.
+func installOn(ctx context.Context, s *stack.Stack, name string) error {
+	if name == "" {
+		return nil
+	}
+	p, err := platform.Find(name)
+	if err != nil {
+		return err
+	}
+	_, err = s.Shell(ctx, p.Use.Before+"\n"+p.HelmCommand("install", stack.ImageRepository, "--wait", "--timeout", "3m"))
+	return err
 }
 
 // values are the chart's that aren't the default. A compute mode is a setting

@@ -140,7 +140,7 @@ func (n *scrapedNode) List(context.Context, *podresources.ListPodResourcesReques
 	return &podresources.ListPodResourcesResponse{PodResources: n.pods}, nil
 }
 
-// write writes what the plugin has of the node to a directory: its journal, and the host's
+// write writes the plugin's files of the node to a directory: its journal, and the host's
 // files of the claims' processes.
 func (n *scrapedNode) write(dir string) (*journal.Journal, *containers.Containers, error) {
 	host := filepath.Join(dir, "host")

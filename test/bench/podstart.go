@@ -17,22 +17,66 @@ import (
 )
 
 // pods compares the start of a pod that has a claim with one that has none, and
-// prints where the time of both goes.
+// prints where the time of both goes; with -user-namespaces also for pods that have one.
 func (b *bench) pods(ctx context.Context) error {
-	b.progress("starting %d pods with a claim and %d without", b.options.pods, b.options.pods)
-	with, without := newPodStarts(), newPodStarts()
+	namespaces := []bool{false}
+	if b.userNamespaces {
+		namespaces = append(namespaces, true)
+	}
+	b.progress("starting %d pods with a claim and %d without; with user namespaces, too: %t", b.options.pods, b.options.pods, b.userNamespaces)
+	pairs := map[bool]*podPairs{false: newPodPairs(), true: newPodPairs()}
 	for i := range b.options.pods {
-		if err := b.startAndDelete(ctx, with, newPod(fmt.Sprintf("with-claim-%d", i), stack.TestImage, b.node, fromTemplate())); err != nil {
-			return err
-		}
-		if err := b.startAndDelete(ctx, without, newPod(fmt.Sprintf("without-claim-%d", i), stack.TestImage, b.node, nil)); err != nil {
-			return err
+		for _, own := range namespaces {
+			if err := b.startPair(ctx, pairs[own], i, own); err != nil {
+				return err
+			}
 		}
 	}
-	with.print(b.report, "pod_start_with_claim")
-	without.print(b.report, "pod_start_without_claim")
-	b.figure("pod_start_ratio", with.running.percentile(50)/without.running.percentile(50))
+	for _, own := range namespaces {
+		name := "pod_start"
+		if own {
+			name += "_user_namespace"
+		}
+		pairs[own].print(b.report, name)
+	}
 	return nil
+}
+
+// podPairs are starts of pods in turn, with a claim and without.
+type podPairs struct{ with, without *podStarts }
+
+func newPodPairs() *podPairs { return &podPairs{with: newPodStarts(), without: newPodStarts()} }
+
+// startPair adds the starts of two pods, whose user namespaces are their own or the host's.
+func (b *bench) startPair(ctx context.Context, pair *podPairs, round int, userNamespace bool) error {
+	start := func(starts *podStarts, kind string, claim *corev1.PodResourceClaim) error {
+		pod := newPod(fmt.Sprintf("%s-claim-%d", kind, round), stack.TestImage, b.node, claim)
+		if userNamespace {
+			pod.Name += "-userns"
+			pod.Spec.HostUsers = new(false)
+		}
+		return b.startAndDelete(ctx, starts, pod)
+	}
+	if err := start(pair.with, "with", fromTemplate()); err != nil {
+		return err
+	}
+	return start(pair.without, "without", nil)
+}
+
+func (p *podPairs) print(r report, name string) {
+	p.with.print(r, name+"_with_claim")
+	p.without.print(r, name+"_without_claim")
+	r.figure(name+"_ratio", p.with.running.percentile(50)/p.without.running.percentile(50))
+	with, without := p.with.steps(), p.without.steps()
+	for _, step := range slices.Sorted(maps.Keys(without)) {
+		if len(with[step]) != len(without[step]) {
+			continue // an operation that not every pod had
+		}
+		adds := with[step].minus(without[step])
+		for _, percent := range []int{25, 50, 75} {
+			r.figure(fmt.Sprintf("%s_claim_adds_%s_p%d_ms", name, step, percent), adds.percentile(percent))
+		}
+	}
 }
 
 // podStarts are starts of similar pods.
@@ -41,6 +85,13 @@ type podStarts struct {
 	// operations has the time of the kubelet's operations: container runtime
 	// calls, and preparing claims.
 	operations map[string]sample
+}
+
+// steps are the samples by their names.
+func (s *podStarts) steps() map[string]sample {
+	all := maps.Clone(s.operations)
+	all["bound"], all["running"] = s.bound, s.running
+	return all
 }
 
 func newPodStarts() *podStarts { return &podStarts{operations: map[string]sample{}} }
@@ -83,6 +134,9 @@ var kubeletHistograms = map[string][]string{
 	"dra_operations_duration_seconds":             {"PrepareResources"},
 }
 
+// containerOperation is the sum of a container's creation and start: containerd runs the hooks when the kubelet starts it, CRI-O when the kubelet creates it.
+const containerOperation = "container"
+
 // kubeletTimes returns the time that the kubelet has spent on each operation
 // since it started.
 func (b *bench) kubeletTimes(ctx context.Context) (map[string]time.Duration, error) {
@@ -98,6 +152,7 @@ func (b *bench) kubeletTimes(ctx context.Context) (map[string]time.Duration, err
 			}
 		}
 	}
+	times[containerOperation] = times["create_container"] + times["start_container"]
 	return times, nil
 }
 

@@ -30,6 +30,16 @@ func (s sample) percentile(p int) float64 {
 	return float64(sorted[max(rank, 1)-1].Microseconds()) / 1000
 }
 
+// minus returns the differences from a sample that was measured in turn with this one, and is as
+// large.
+func (s sample) minus(t sample) sample {
+	out := make(sample, len(s))
+	for i := range out {
+		out[i] = s[i] - t[i]
+	}
+	return out
+}
+
 // report prints figures, one a line, in the form that docs/measurements and
 // scripts read.
 type report struct{ out io.Writer }
