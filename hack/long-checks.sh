@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs checks that take too long for every change. .ci/run runs one of them,
-# chosen by the commit's hash; make test-all runs all. A new check is a function
-# here and a name in the list.
+# chosen by the commit's hash; make test-all runs all, with all systems and
+# platforms. A new check is a function here and a name in the list.
 #
 # usage: hack/long-checks.sh list          print the names
 #        hack/long-checks.sh of COMMIT     print the name that COMMIT chooses
@@ -35,7 +35,7 @@ prometheus() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -skip Tes
 scaling() { "${GO:-go}" test -tags prometheus -count 1 -timeout 20m -run TestScaling ./test/monitoring; }
 
 # consumers runs the story of one system that uses the devices, which the commit's hash
-# chooses. It is built first: two to six minutes.
+# chooses; with EVERY set, all. It is built first: two to six minutes.
 consumers() {
 	local name
 	name=$(chosen ./test/consumers)
@@ -45,16 +45,19 @@ consumers() {
 # nvidia builds NVIDIA's programs, modules of their own, first.
 nvidia() { "${GO:-go}" test -tags nvidia -count 1 -timeout 20m ./test/nvidia; }
 
-# platforms runs the story of one platform, which the commit's hash chooses.
+# platforms runs the story of one platform, which the commit's hash chooses; with EVERY
+# set, all.
 platforms() {
 	local name
 	name=$(chosen ./test/platforms)
 	"${GO:-go}" run ./test/platforms -only "$name"
 }
 
-# chosen prints the one of the names that a program lists whose turn it is.
+# chosen prints the one of the names that a program lists whose turn it is; with EVERY set,
+# nothing, which stands for all.
 chosen() { # PROGRAM
 	local list names hash
+	[ -z "${EVERY:-}" ] || return 0
 	list=$("${GO:-go}" run "$1" -list) || return
 	mapfile -t names < <(cut -f 1 <<<"$list")
 	hash=$(git rev-parse HEAD)

@@ -39,6 +39,7 @@ import (
 //	nudge POD                       have the kubelet look at a pod at once; prints its phase
 //	cuda POD [ARGS...]              run a CUDA program in a pod; see cuda.go
 //	linger NODE [POD]               a process outlives a pod's container; see linger.go
+//	unstarted NODE POD              its runtime forgets a container that it never started; see linger.go
 //	metadata POD                    print what its container can read about its devices; see metadata.go
 //	daemons NODE                    print what there is of MPS on a node; see cuda.go
 //	metrics NODE                    print the plugin's metrics
@@ -75,6 +76,7 @@ func commands(s *stack.Stack) map[string]func(*testscript.TestScript, bool, []st
 		"gpu":          func(ts *testscript.TestScript, neg bool, args []string) { kubectlGPU(ts, s, neg, args) },
 		"metadata":     func(ts *testscript.TestScript, neg bool, args []string) { metadata(ts, s, neg, args) },
 		"linger":       func(ts *testscript.TestScript, neg bool, args []string) { linger(ts, s, neg, args) },
+		"unstarted":    func(ts *testscript.TestScript, neg bool, args []string) { unstarted(ts, s, neg, args) },
 		"distinct":     func(ts *testscript.TestScript, neg bool, args []string) { distinct(ts, s, neg, args) },
 		"never":        func(ts *testscript.TestScript, neg bool, args []string) { never(ts, s, neg, args) },
 		"deviceplugin": func(ts *testscript.TestScript, neg bool, args []string) { devicePlugin(ts, s, neg, args) },

@@ -18,8 +18,8 @@ import (
 // recovery is how long a node may take to be as it must be after a story.
 const recovery = time.Minute
 
-// mend takes a story's policies and the faults of its hardware away. What the plugin has
-// noted of the hardware must have ended by the story itself, unless the story failed.
+// mend takes a story's policies and the faults of its hardware away. The plugin's
+// conditions of the hardware must have ended by the story itself, unless the story failed.
 func mend(ctx context.Context, t inLane, s *stack.Stack) {
 	if _, err := s.Kubectl(ctx, "delete", "sharingpolicies", "--all"); err != nil {
 		t.Log("the story leaves its policies behind:", err)

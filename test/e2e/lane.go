@@ -39,7 +39,7 @@ const storyTime = 20 * time.Minute
 // slowest lists the stories that take more than a minute, the longest first:
 // they start first, so that no lane is left alone with one in the end.
 var slowest = []string{
-	"handover-shared", "handover", "prepare-fails-evict", "prepare-fails", "mps-crash", "churn", "migrate-device-plugin", "migrate-mig-manager", "time-slicing", "mig-models", "mps-policy", "pod-status", "gpu-health", "gpu-wedged",
+	"handover-shared", "handover", "prepare-fails-evict", "prepare-fails", "cdi-directories", "mps-crash", "churn", "migrate-device-plugin", "migrate-mig-manager", "time-slicing", "mig-models", "mps-policy", "pod-status", "gpu-health", "gpu-wedged",
 	"migrate-dra-driver", "driver-upgrade", "rollout-stops", "slices-deleted", "mig-keep-warm", "rendered", "mig-lost", "uninstall", "odd-machines",
 }
 

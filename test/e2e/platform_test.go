@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -147,12 +146,12 @@ func partCommands(s *stack.Stack, p *platform.Platform) map[string]func(*testscr
 	}
 	cmds := commands(s)
 	cmds["install"] = func(ts *testscript.TestScript, _ bool, _ []string) {
-		out, err := shell(s, p.Use.Before+"\n"+helm("install"))
+		out, err := s.Shell(context.Background(), p.Use.Before+"\n"+helm("install"))
 		ts.Logf("%s", out)
 		ts.Check(err)
 	}
 	cmds["upgrade"] = func(ts *testscript.TestScript, _ bool, args []string) {
-		out, err := shell(s, helm("upgrade", args...))
+		out, err := s.Shell(context.Background(), helm("upgrade", args...))
 		ts.Logf("%s", out)
 		ts.Check(err)
 	}
@@ -205,8 +204,8 @@ func adaptPod(made *corev1.Pod, p *platform.Platform) {
 // refused installs the chart on a platform where Tessera can't work, and waits until what the
 // user reads says why.
 func refused(ts *testscript.TestScript, s *stack.Stack, p *platform.Platform) {
-	helm, _ := shell(s, p.Use.Before+"\n"+p.HelmCommand("install", stack.ImageRepository)) // what it prints counts
 	ctx := context.Background()
+	helm, _ := s.Shell(ctx, p.Use.Before+"\n"+p.HelmCommand("install", stack.ImageRepository)) // what it prints counts
 	read := func(args ...string) string {
 		out, err := s.Kubectl(ctx, args...)
 		return fmt.Sprintf("kubectl %s:\n%s%v\n", strings.Join(args, " "), out, err)
@@ -225,17 +224,4 @@ func refused(ts *testscript.TestScript, s *stack.Stack, p *platform.Platform) {
 			ts.Fatalf("nothing that the user reads matches %q:\n%s", p.Use.Message, seen)
 		}
 	}
-}
-
-// shell runs commands as an administrator of the cluster types them in a checkout.
-func shell(s *stack.Stack, commands string) (string, error) {
-	admin := s.Command(context.Background(), "kubectl")
-	cmd := exec.Command("sh", "-ec", commands)
-	cmd.Dir = "../.."
-	cmd.Env = append(admin.Environ(), "PATH="+filepath.Dir(admin.Path)+":"+os.Getenv("PATH"))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("%s: %w: %s", commands, err, out)
-	}
-	return string(out), err
 }

@@ -67,9 +67,12 @@ func (c column) kind() string {
 // feature is a row: it works where its story passes.
 type feature struct {
 	name, story string
-	// others: also for kubelets that are older than the control plane, and for an
-	// another container runtime.
+	// others: also for kubelets that are older than the control plane, and for another container
+	// runtime.
 	others bool
+	// runtime: the story depends on the container runtime: only the table of other kubelets and
+	// runtimes has it.
+	runtime bool
 	// fault: the story shows behaviour after a failure, or an upgrade or a migration;
 	// the first table doesn't list it.
 	fault bool
@@ -78,7 +81,7 @@ type feature struct {
 func features() []feature {
 	return []feature{
 		{name: "Whole GPU", story: "one-gpu", others: true},
-		{name: "MIG partition on demand", story: "mig-ways"},
+		{name: "MIG partition on demand", story: "mig-ways", others: true},
 		{name: "MIG partitions by layout", story: "mig-layout", others: true},
 		{name: "MPS shares, equal", story: "mps-shares", others: true},
 		{name: "MPS shares by size", story: "mps-consumable"},
@@ -87,7 +90,7 @@ func features() []feature {
 		{name: "Time slices", story: "time-slicing", others: true},
 		{name: "Extended resources (nvidia.com/gpu)", story: "extended-resources"},
 		{name: "Device status in claims", story: "device-status"},
-		{name: "Device metadata in containers", story: "device-metadata"},
+		{name: "Device metadata in containers", story: "device-metadata", others: true},
 		{name: "Admin access", story: "admin-access"},
 		{name: "Prioritized list (firstAvailable)", story: "ways-to-claim"},
 		{name: "Claims of PodGroups", story: "pod-group"},
@@ -107,7 +110,9 @@ func features() []feature {
 		{name: "Kubelet restarted", story: "kubelet-restart", others: true, fault: true},
 		{name: "ResourceSlices deleted by somebody", story: "slices-deleted", fault: true},
 		{name: "Rolling upgrade", story: "rollout", others: true, fault: true},
-		{name: "Handover after a force-deleted pod", story: "handover", fault: true},
+		{name: "Handover after a force-deleted pod", story: "handover", others: true, fault: true},
+		{name: "Container that the runtime forgets before it starts", story: "unstarted", runtime: true, fault: true},
+		{name: "CDI directory emptied, removed, or elsewhere", story: "cdi-directories", runtime: true, fault: true},
 		{name: "Bad configuration refused", story: "bad-config", fault: true},
 		{name: "helm uninstall and install", story: "uninstall", others: true, fault: true},
 		{name: "Migration from the device plugin", story: "migrate-device-plugin", fault: true},
@@ -117,11 +122,19 @@ func features() []feature {
 	}
 }
 
+// in reports whether columns of a kind have the row.
+func (f feature) in(kind string) bool {
+	if kind == "others" {
+		return f.others || f.runtime
+	}
+	return !f.runtime
+}
+
 // stories returns those that run on the clusters of a column.
 func (c column) stories() []string {
 	var names []string
 	for _, f := range features() {
-		if (c.kind() != "others" || f.others) && !slices.Contains(names, f.story) {
+		if f.in(c.kind()) && !slices.Contains(names, f.story) {
 			names = append(names, f.story)
 		}
 	}

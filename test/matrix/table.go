@@ -29,7 +29,7 @@ func table(kind string, results map[string]outcome.Result) string {
 	b.WriteString("\n|---|" + strings.Repeat("---|", len(shown)) + "\n")
 	notes := &notes{numbers: map[string]int{}}
 	for _, f := range features() {
-		if kind == "others" && !f.others {
+		if !f.in(kind) {
 			continue
 		}
 		fmt.Fprintf(&b, "| %s |", f.name)

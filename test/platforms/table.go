@@ -14,14 +14,15 @@ var titles = map[string]string{
 	"restart": "plugin restart", "reboot": "reboot", "upgrade": "upgrade", "uninstall": "uninstall",
 }
 
-// table renders the outcomes of each platform as a Markdown table, with the reasons below it.
+// table renders the outcomes of each platform as a Markdown table with links to their sections and
+// profiles, and the reasons below it.
 func table(platforms []*platform.Platform, results map[string]outcome.Result) string {
 	var b strings.Builder
 	b.WriteString("| |")
 	for _, part := range platform.Parts() {
 		b.WriteString(" " + titles[part] + " |")
 	}
-	b.WriteString(" run at |\n|---|" + strings.Repeat("---|", len(titles)+1) + "\n")
+	b.WriteString(" run at | facts |\n|---|" + strings.Repeat("---|", len(titles)+2) + "\n")
 	var notes []string
 	for _, p := range platforms {
 		fmt.Fprintf(&b, "| [%s](#%s) |", p.Title, p.Name)
@@ -34,7 +35,7 @@ func table(platforms []*platform.Platform, results map[string]outcome.Result) st
 				b.WriteString(" " + cell(p, r, part, &notes) + " |")
 			}
 		}
-		b.WriteString(" " + r.Runs() + " |\n")
+		fmt.Fprintf(&b, " %s | [%s](../../sim/cluster/platform/profiles/%s.yaml) |\n", r.Runs(), p.Name, p.Name)
 	}
 	b.WriteString("\n")
 	for i, note := range notes {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -39,7 +40,7 @@ type Options struct {
 	DRA                          cluster.DRA
 	FeatureGates                 map[string]bool
 	// Platform that the cluster imitates, by name. Its nodes have a driver, so that none
-	// comes with the chart, which isn't installed yet: see InstallCommand.
+	// comes with the chart, which isn't installed yet: see Shell.
 	Platform string
 	// Machines simulated on the nodes, "8xh100-80gb" for example: node-0 has
 	// the first. There are as many nodes as machines. With none there is one
@@ -203,6 +204,24 @@ func (s *Stack) Kubectl(ctx context.Context, args ...string) (string, error) {
 		return string(out), fmt.Errorf("kubectl %v: %w: %s", args, err, out)
 	}
 	return string(out), nil
+}
+
+// Shell runs commands as an administrator of the cluster types them in a checkout, and returns
+// their output, also with an error.
+func (s *Stack) Shell(ctx context.Context, commands string) (string, error) {
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return "", err
+	}
+	admin := s.Command(ctx, "kubectl")
+	cmd := exec.CommandContext(ctx, "sh", "-ec", commands)
+	cmd.Dir = root
+	cmd.Env = append(admin.Environ(), "PATH="+filepath.Dir(admin.Path)+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", commands, err, out)
+	}
+	return string(out), err
 }
 
 // Crash kills every process of that name on a node, or on all nodes where node
