@@ -575,7 +575,7 @@ with DRAPartitionableDevices scenario mig/fill-a-gpu "--for=condition=Available 
 with DRAPartitionableDevices whole_gpu_waits mig/whole-gpu-waits
 scenario mig/by-layout "--for=condition=Ready pod/left pod/right" 2 2 "H100"
 two_namespaces
-with DRAConsumableCapacity scenario mps/by-size "--for=condition=Ready pod/ten pod/twenty pod/thirty" 3 1 "H100"
+with DRAConsumableCapacity scenario mps/by-size "--for=condition=Ready pod/five pod/ten pod/twenty" 3 1 "H100"
 with DRAConsumableCapacity scenario mps/in-a-partition "--for=condition=Ready pod/left pod/right" 2 1 "H100"
 mps_whole_gpu
 scenario timeslicing/replicas "--for=condition=Available deployment/notebooks" 3 3 "T4"

@@ -18,7 +18,7 @@ import (
 
 // TestMigrationManifests checks that every manifest and every values file of
 // user/migrate.md is part of one that runs: in a story or in the demo. Blocks that
-// begin with "```yaml before" are those of other programs.
+// begin with "```text" are those of other programs.
 func TestMigrationManifests(t *testing.T) {
 	page, err := os.ReadFile("user/migrate.md")
 	if err != nil {
