@@ -169,7 +169,7 @@ func (v *visit) changeMode(ctx context.Context, s holding.Settings, mode, want n
 	if mode != want {
 		v.m.cfg.Steps.Reached("sharing.modeIntended")
 		if err := v.writeMode(s.GPU, want); err != nil {
-			return err
+			return judgeMode(s.GPU, err)
 		}
 		v.m.cfg.Steps.Reached("sharing.modeSet")
 		klog.FromContext(ctx).V(2).Info("Compute mode set", "gpu", s.GPU, "mode", want, "before", mode)
@@ -198,12 +198,12 @@ func (v *visit) mode(uuid gpu.UUID) (mode nvml.ComputeMode, err error) {
 	return mode, err
 }
 
-// writeMode sets the GPU's compute mode.
+// writeMode sets the GPU's compute mode. judgeMode judges its error.
 func (v *visit) writeMode(uuid gpu.UUID, mode nvml.ComputeMode) error {
 	began := time.Now()
 	err := v.m.hw.SetComputeMode(uuid, mode)
 	v.m.observe("mode", began, err)
-	return judgeMode(uuid, err)
+	return err
 }
 
 // restoreMode restores the compute mode, unless somebody else has changed it since.
@@ -223,7 +223,7 @@ func (v *visit) restoreMode(ctx context.Context, uuid gpu.UUID) error {
 	ours := mode == nvml.ComputeExclusiveProcess || mode == nvml.ComputeProhibited && s.Closed
 	if before := nvml.ComputeMode(s.ComputeModeBefore); ours && mode != before {
 		if err := v.writeMode(uuid, before); err != nil {
-			return err
+			return judgeMode(uuid, err)
 		}
 		v.m.cfg.Steps.Reached("sharing.modeBack")
 		klog.FromContext(ctx).V(2).Info("Compute mode put back", "gpu", uuid, "mode", before)
