@@ -313,6 +313,12 @@ func TestSentences(t *testing.T) {
 				"productName is NVIDIA H100 80GB HBM3 (2 devices).",
 			Change: "Correct the selector, or add nodes or a SharingPolicy with such devices.",
 		}},
+		"wrong, and in use": {full, exactly("gpu", where(`device.attributes["gpu.nvidia.com"].wrong == 1`)), fit.Reason{
+			Text: "The scheduler refuses it on every node: claim ns/new: selector #0 on device gpu.nvidia.com/a/gpu-00000001: CEL runtime error: no such key: wrong.",
+			Change: "Correct the name: of the 2 devices of DeviceClass gpu, none of them has the attribute wrong; the attributes of gpu.nvidia.com are " +
+				"addressingMode, architecture, brand, computeEnforcement, cudaComputeCapability, cudaDriverVersion, driverVersion, index, memoryEnforcement, " +
+				"migCapable, minor, nvlinkDomain, nvlinkLinks, productName, type and uuid.",
+		}},
 		"taint": {sick, exactly("gpu"), fit.Reason{
 			Text:   "Of 2 devices that match, 2 have taints that the claim doesn't tolerate: gpu.nvidia.com/unhealthy=ResetRequired:NoSchedule on a.",
 			Change: "Repair the devices, or tolerate the taints in the claim's request.",
@@ -361,6 +367,19 @@ func expect(t *testing.T, clusters []seen, claim *resourceapi.ResourceClaim) (su
 // checkReason judges a reason by the allocator's answers when less is in the way.
 func checkReason(t *testing.T, clusters []seen, claim *resourceapi.ResourceClaim, r *fit.Reason, which string) {
 	t.Helper()
+	if r.Cause == fit.Refused { // the allocator doesn't evaluate selectors for devices that are in use
+		var refused error
+		for _, c := range clusters {
+			n, err := given(t.Context(), c, claim, nil, 1)
+			if refused = errors.Join(refused, err); n > 0 {
+				t.Errorf("%s: %+v; it fits on %s without other claims", which, r, c.Node.Name)
+			}
+		}
+		if refused == nil {
+			t.Errorf("%s: %+v; the allocator has no error without other claims", which, r)
+		}
+		return
+	}
 	fits := func(c seen, claim *resourceapi.ResourceClaim, without []fit.Claim) bool {
 		beside := maps.Clone(c.Claims)
 		for _, x := range without {

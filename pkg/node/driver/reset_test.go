@@ -209,16 +209,17 @@ func TestResetIsExplained(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		smi        SMIFunc
+		within     time.Duration
 		want       string
 		impossible bool
 	}{
-		"hangs":  {hangs, "nvidia-smi hangs", true},
-		"guest":  {says("GPU 00000000:00:04.0: Not Supported\n", failed), "says: Not Supported", true},
-		"in use": {says("The following GPUs could not be reset:\n  GPU X: In use by another client\n", failed), "says: In use by another client; a program", false},
-		"other":  {says("Unknown  Error\n", failed), "says: Unknown Error", false},
-		"silent": {says(" \n", failed), "exit status 255", false},
+		"hangs":  {hangs, time.Millisecond, "nvidia-smi hangs", true},
+		"guest":  {says("GPU 00000000:00:04.0: Not Supported\n", failed), time.Minute, "says: Not Supported", true},
+		"in use": {says("The following GPUs could not be reset:\n  GPU X: In use by another client\n", failed), time.Minute, "says: In use by another client; a program", false},
+		"other":  {says("Unknown  Error\n", failed), time.Minute, "says: Unknown Error", false},
+		"silent": {says(" \n", failed), time.Minute, "exit status 255", false},
 	} {
-		err := reset(t.Context(), c.smi, "GPU-1", time.Millisecond)
+		err := reset(t.Context(), c.smi, "GPU-1", c.within)
 		if err == nil || !strings.Contains(err.Error(), c.want) || errors.Is(err, healthmonitor.ErrResetImpossible) != c.impossible {
 			t.Errorf("%s: %v", name, err)
 		}
