@@ -134,7 +134,8 @@ var kubeletHistograms = map[string][]string{
 	"dra_operations_duration_seconds":             {"PrepareResources"},
 }
 
-// containerOperation is the sum of a container's creation and start: containerd runs the hooks when the kubelet starts it, CRI-O when the kubelet creates it.
+// containerOperation is the sum of a container's creation and start: containerd runs the hooks when
+// the kubelet starts it, CRI-O when the kubelet creates it.
 const containerOperation = "container"
 
 // kubeletTimes returns the time that the kubelet has spent on each operation

@@ -11,11 +11,7 @@ claim() { create ResourceClaim "{devices: {requests: [{name: x, $1}]}}"; }
 template() { create ResourceClaimTemplate "{spec: {devices: {requests: [{name: x, $1}]}}}"; }
 reason='only whole GPUs'
 
-# Policies are in force some moments after they have been created.
-for _ in {1..300}; do
-	claim 'exactly: {deviceClassName: mps.gpu.nvidia.com}' 2>&1 | grep -F "$reason" && break
-	sleep 0.2
-done
+in_force "$reason" claim 'exactly: {deviceClassName: mps.gpu.nvidia.com}'
 refused "$reason" claim 'exactly: {deviceClassName: mps.gpu.nvidia.com}'
 refused "$reason" template 'exactly: {deviceClassName: mps.gpu.nvidia.com}'
 refused "$reason" claim 'firstAvailable: [{name: a, deviceClassName: gpu.nvidia.com}, {name: b, deviceClassName: timeslice.gpu.nvidia.com}]'
